@@ -1,4 +1,4 @@
 """BabyAI: the levels of minigrid as fast vector environments with integer observations.
 
-Works with gymnasium, minigrid and numpy alone, and knows nothing of the package that learns.
+It needs only gymnasium, minigrid and numpy, and does not depend on the package mttl.
 """

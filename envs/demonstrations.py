@@ -1,16 +1,14 @@
-"""Record demonstrations of a bot, for imitation learning, and keep them in a file.
+"""Recording of a bot's demonstrations for imitation learning, and their files.
 
-Attempt number k of a level has a seed of its own, the same on every machine and for any number of
-workers; attempts at which the bot fails are left out. So the episodes are those that the bot can
-solve, a fact to remember about levels where it often cannot.
+Attempt k of a level has a fixed seed on every machine and for any number of workers; failed
+attempts are left out. So the record is biased towards episodes that the bot can solve.
 
-The bot of minigrid, the one of the BabyAI paper, sees the whole mission at work and plans with a
-stack of goals. It has two flaws: it takes some layouts for unsolvable, and in a few it plans for
-ever (in 2 % of those of "Unlock"). Planning is therefore bounded, by counting its steps: a clock
-would make results depend on the machine.
+The bot is minigrid's, as in the BabyAI paper. It reads the whole state and plans with a stack of
+goals. It considers some layouts unsolvable, and in a few its planning does not end (2 % of
+"Unlock"). Planning is therefore bounded by a number of steps, independent of the machine.
 
-A file is a compressed one of numpy arrays. With E episodes and S steps of all of them one after the
-other, it holds ``level`` (E,) names, ``seed`` (E,), ``mission`` (E,), ``length`` (E,) in steps,
+A file is a compressed archive of numpy arrays. For E episodes with S steps in total it has
+``level`` (E,) names, ``seed`` (E,), ``mission`` (E,), ``length`` (E,) in steps,
 ``images`` (S, 7, 7, 3), ``directions`` (S,) and ``actions`` (S,).
 
 References:
@@ -34,19 +32,19 @@ from envs.interface import check_levels, slot_seed
 from envs.levels import LevelError, find_level
 from envs.process import WorkerProcess, close_workers
 
-# No level that the bot can play has it fail so often in a row; those it cannot end soon.
+# Number of successive failures that shows that the bot cannot play a level.
 MOST_FAILURES = 20
-# Attempts that each worker has ahead of it, so that none waits for another.
+# Number of queued attempts per worker, so that none waits for another.
 AHEAD = 4
 _OF_EPISODE, _OF_STEP = ("level", "seed", "mission"), ("images", "directions", "actions")
 
-# Looks at the stack per action. It takes 9 at most in thousands of actions of the levels that the
-# bot solves, "BossLevel" among them; 100 take half a second in the largest.
+# Largest number of planning steps per action. At most 9 occur in thousands of actions of solvable
+# levels; 100 take half a second in the largest level.
 MOST_PLANNING = 100
 
 
 class BotFailed(Exception):
-    """The bot did not fulfil the mission; the message says why."""
+    """Raised if the bot did not fulfil the mission, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,10 @@ class Demonstration:
     """One successful episode of S steps.
 
     Attributes:
-        seed: ``reset(seed=seed)`` begins the episode.
-        images: What the agent saw before each action.
-        directions: Where it looked then: 0 right, 1 down, 2 left, 3 up.
-        actions: What it did; the last one fulfilled the mission.
+        seed: Seed of the episode, ``reset(seed=seed)``.
+        images: Image before each action.
+        directions: Direction of the agent before each action: 0 right, 1 down, 2 left, 3 up.
+        actions: Actions, the last of which fulfilled the mission.
     """
 
     level: str
@@ -69,7 +67,7 @@ class Demonstration:
 
 
 def demonstrate(level: str, seed: int) -> Demonstration:
-    """Let the bot play one episode.
+    """Return the bot's demonstration of one episode.
 
     Raises:
         LevelError: If there is no such level.
@@ -84,12 +82,12 @@ def demonstrate(level: str, seed: int) -> Demonstration:
     while not (terminated or truncated):
         try:
             action = int(bot.replan())
-        # The bot states its assumptions as assertions, and trips over others where they fail.
+        # If its assumptions fail, the bot raises assertions and other errors.
         except Exception as error:
             cause = " ".join([type(error).__name__, *str(error).split()])
             problem = f"it gives up at step {len(actions) + 1} ({cause})"
             if isinstance(error, _PlannedTooLong):
-                problem = f"it plans for ever at step {len(actions) + 1}"
+                problem = f"its planning does not end at step {len(actions) + 1}"
             raise BotFailed(problem) from error
         images.append(seen["image"])
         directions.append(seen["direction"])
@@ -112,7 +110,7 @@ class _PlannedTooLong(Exception):
 
 
 class _BoundedBot(BabyAIBot):
-    """The bot, with an end to the planning of one action."""
+    """The bot with a bound on the planning of an action."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -124,7 +122,7 @@ class _BoundedBot(BabyAIBot):
 
 
 class _Stack(list):
-    """Counts how often the bot looks at its next goal, which it does once per step of planning."""
+    """A stack of goals that counts reads, one per planning step."""
 
     n_looks = 0
 
@@ -143,14 +141,14 @@ def record_demonstrations(
     n_workers: int = 0,
     progress: Callable[[str, int], object] = lambda level, n: None,
 ) -> list[Demonstration]:
-    """Return demonstrations of the bot, level after level.
+    """Return demonstrations of the bot, level by level.
 
     Args:
-        levels: Their names, each once.
-        n_episodes: Demonstrations of each level.
-        seed: Of the record; seeds of episodes are training seeds (see `envs.interface.slot_seed`).
-        n_workers: Processes that play; with 0 this one does.
-        progress: Called with a level and the number of its demonstrations so far.
+        levels: Names of the levels, without repetition.
+        n_episodes: Number of demonstrations per level.
+        seed: Seed of the record; episodes have training seeds (see `envs.interface.slot_seed`).
+        n_workers: Number of worker processes; 0 plays in this process.
+        progress: Function that is called with a level and the number of its demonstrations.
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none, or the bot failed
@@ -175,7 +173,7 @@ def record_demonstrations(
 
 
 def attempt(level: str, seed: int) -> Demonstration | str:
-    """Return a demonstration, or why there is none."""
+    """Return a demonstration, or the reason of the failure."""
     try:
         return demonstrate(level, seed)
     except BotFailed as failure:
@@ -185,11 +183,11 @@ def attempt(level: str, seed: int) -> Demonstration | str:
 def _attempts(
     level: str, seeds: Iterator[int], workers: Sequence[WorkerProcess]
 ) -> Iterator[Demonstration | str]:
-    """Yield the attempts in order: they are dealt to the workers in turn, some ahead of time."""
+    """Yield the attempts in order; the workers take turns and have a queue each."""
     if not workers:
         yield from (attempt(level, seed) for seed in seeds)
     for worker in workers:
-        worker.drain()  # those of the level before that were not needed
+        worker.drain()  # unused attempts of the previous level
     for _ in range(AHEAD):
         for worker in workers:
             worker.ask(level, next(seeds))
@@ -213,12 +211,12 @@ def _successes(
         if n_failures == MOST_FAILURES:
             raise LevelError(
                 f"minigrid's bot cannot play level '{level}': it failed {n_failures} times in a "
-                f"row, at last: {found}; leave the level out."
+                f"row, most recently: {found}; leave the level out."
             )
 
 
 def save_demonstrations(demonstrations: Sequence[Demonstration], path: str | Path) -> None:
-    """Write demonstrations, at least one, whole or not at all."""
+    """Write at least one demonstration atomically."""
     rows = [vars(one) for one in demonstrations]
     arrays: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in _OF_EPISODE}
     arrays |= {name: np.concatenate([row[name] for row in rows]) for name in _OF_STEP}
@@ -228,11 +226,11 @@ def save_demonstrations(demonstrations: Sequence[Demonstration], path: str | Pat
 
 
 def load_demonstrations(path: str | Path) -> list[Demonstration]:
-    """Read what `save_demonstrations` has written.
+    """Return the demonstrations of a file of `save_demonstrations`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is not of this format.
+        ValueError: If the file is damaged or of another format.
     """
     try:
         arrays = load_arrays(path)

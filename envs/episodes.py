@@ -1,4 +1,4 @@
-"""Evaluation on fixed episodes: the same for every policy, and for any number of slots."""
+"""Evaluation on fixed episodes, which are equal for all policies and numbers of slots."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float32, Int
 
 from envs.interface import N_ACTIONS, Observation, VectorEnv
 
-# Maps what is seen, which episodes begin with it (T, N), and which slots still count (T, N), to
-# the actions (T, N). Where an episode begins, a policy with memory must forget.
+# Function of the observation, of whether it starts an episode (T, N), and of whether the slot still
+# counts (T, N), that returns actions (T, N). Policies must reset their memory at starts.
 Policy = Callable[
     [Observation, Bool[np.ndarray, "T N"], Bool[np.ndarray, "T N"]], Int[np.ndarray, "T N"]
 ]
@@ -18,12 +18,12 @@ IDLE = N_ACTIONS - 1
 
 @dataclass(frozen=True)
 class Episodes:
-    """How E episodes of each of T levels went.
+    """The outcomes of E episodes of each of T levels.
 
     Attributes:
-        success: The mission was fulfilled in time.
-        steps: Actions until the end.
-        reward: 1 - 0.9 n / n_max for success, else 0.
+        success: Whether the mission was fulfilled in time.
+        steps: Number of actions until the end.
+        reward: Reward, 1 - 0.9 n / n_max for success, else 0.
     """
 
     success: Bool[np.ndarray, "T E"]
@@ -34,12 +34,11 @@ class Episodes:
 def run_episodes(
     env: VectorEnv, policy: Policy, n_episodes: int, on_episode: Callable[[], object] = lambda: None
 ) -> Episodes:
-    """Play the first E episodes of every level.
+    """Return the outcomes of the first E episodes of every level.
 
-    Slot n plays the episodes n, n + N, n + 2N, ... one after the other: which episodes count does
-    not depend on how long they take. A slot that has played its share idles. The environments are
-    made with ``evaluation=True``, and reset first. What the policy chooses for a slot must depend
-    on that slot alone.
+    Slot n plays the episodes n, n + N, n + 2N, ..., and then idles, so the set of episodes does not
+    depend on their lengths. The environments must be made with ``evaluation=True``, and are reset
+    first. The policy's action for a slot must depend only on that slot.
     """
     n_levels, n_slots = len(env.levels), env.n_slots
     success = np.zeros((n_levels, n_episodes), bool)
@@ -47,7 +46,7 @@ def run_episodes(
     reward = np.zeros((n_levels, n_episodes), np.float32)
 
     observation = env.reset()
-    episode = np.tile(np.arange(n_slots), (n_levels, 1))  # that each slot plays
+    episode = np.tile(np.arange(n_slots), (n_levels, 1))  # current episode of each slot
     taken = np.zeros((n_levels, n_slots), np.int64)
     while (alive := episode < n_episodes).any():
         actions = np.where(alive, policy(observation, taken == 0, alive), IDLE)

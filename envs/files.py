@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and archives of arrays."""
+"""Atomic writing of files, and reading of array archives."""
 
 import os
 import tempfile
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
-    """Give a path beside ``path``, of the same suffix, that takes its name if the block succeeds.
+    """Yield a temporary path with the same suffix, which replaces ``path`` if the block succeeds.
 
-    Missing parent folders are made. After an error nothing is left behind.
+    Missing parent folders are created. After an error the temporary file is removed.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A private folder, so that the file inside gets the usual permissions of a new file.
+    # A temporary folder, so that the file has the usual permissions of a new file.
     with tempfile.TemporaryDirectory(".part", f".{target.name}.", target.parent) as folder:
         temporary = Path(folder) / target.name
         yield temporary
@@ -31,13 +31,13 @@ def written_whole(path: str | Path) -> Iterator[Path]:
 
 
 def load_arrays(path: str | Path) -> "dict[str, np.ndarray]":
-    """Return all arrays of an ``.npz`` archive by name; nothing in it is run.
+    """Return all arrays of an ``.npz`` archive by name, without executing code.
 
     Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is damaged, another file, or holds objects, which could run any program.
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, of another format, or contains pickled objects.
     """
-    import numpy as np  # the help of commands is written without it
+    import numpy as np  # not needed for the help of commands
 
     try:
         with Path(path).open("rb") as file, np.lib.npyio.NpzFile(file) as archive:

@@ -1,4 +1,4 @@
-"""Films of episodes, drawn by minigrid; mission and action are below the picture."""
+"""Films of episodes, drawn by minigrid, with mission and action below the picture."""
 
 import importlib.util
 import math
@@ -16,12 +16,12 @@ from envs.game import make_game
 from envs.levels import find_level
 
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
-# Of letters, for a picture of this width and less, and by how much wider ones grow.
+# Font size in pixels for pictures of the width NARROW or less; it grows with the width.
 FONT_SIZE, NARROW, MARGIN = 14, 360, 6
-SIDE = 480  # of a picture in pixels, or a little less
+SIDE = 480  # largest side of a picture in pixels
 BAR = 26  # height of the bars of skills
 INK, FAINT = "#0072b2", "#dddddd"
-# How long the last frame of a GIF stays, in usual frames.
+# Duration of the last frame of a GIF, in frames.
 LAST_FRAME = 4
 FRAMES_PER_SECOND = 4.0
 
@@ -32,10 +32,10 @@ class Episode:
 
     Args:
         level: Name of the level.
-        seed: Of the episode, as in a `Demonstration`.
-        actions: S integers from 0 to 6; at most up to the end of the episode.
-        shares: How much of each skill the policy uses, drawn as bars.
-        success: What the last frame says.
+        seed: Seed of the episode, as in a `Demonstration`.
+        actions: Actions from 0 to 6, at most up to the end of the episode.
+        shares: Use of each skill by the policy, drawn as bars.
+        success: Whether the episode succeeded, for the last frame.
     """
 
     level: str
@@ -46,21 +46,21 @@ class Episode:
 
 
 def film(episodes: Sequence[Episode], path: str | Path) -> None:
-    """Play episodes again and film them: the beginning, then one frame after each action.
+    """Write a film of replayed episodes: the start, then one frame after each action.
 
-    Below the picture stand mission, step and action, and at the end whether it succeeded. Several
-    episodes stand in a grid, each with the name of its level; those that end first wait. The path
-    ends in ".gif" or as a video, such as ".mp4"; missing folders are made.
+    The caption has mission, step and action, and finally the success. Several episodes form a grid,
+    with the names of their levels; shorter ones stop at their last frame. The suffix of the path is
+    ".gif" or that of a video, such as ".mp4"; missing folders are created.
 
     Raises:
         LevelError: If there is no such level.
-        ImportError: If a video is wanted and imageio's plugin for it is missing.
+        ImportError: If imageio's plugin for videos is missing.
         ValueError: If an episode ends before the last action.
     """
     path = Path(path)
     if path.suffix != ".gif" and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ImportError(
-            "a .mp4 needs imageio with ffmpeg: pip install 'imageio[ffmpeg]', or film to a .gif"
+            "a .mp4 needs imageio with ffmpeg: pip install 'imageio[ffmpeg]', or write a .gif"
         )
     n_columns = math.ceil(math.sqrt(len(episodes)))
     side = SIDE if n_columns == 1 else max(SIDE // 2, 2 * SIDE // n_columns)
@@ -82,7 +82,6 @@ def film(episodes: Sequence[Episode], path: str | Path) -> None:
 
 
 def _frames(episode: Episode, side: int, *, titled: bool) -> list[Image.Image]:
-    """Return the frames of an episode."""
     mission, pictures = replay(episode.level, episode.seed, episode.actions, side)
     n_steps = len(episode.actions)
     lines = [f"step 0 of {n_steps}"]
@@ -98,7 +97,7 @@ def _frames(episode: Episode, side: int, *, titled: bool) -> list[Image.Image]:
 
 
 def _grid(films: Sequence[list[Image.Image]], n_columns: int) -> list[Image.Image]:
-    """Return films side by side, row by row; one that has ended stays as it ended."""
+    """Return the frames of films in a grid; shorter films repeat their last frame."""
     width, height = (max(frame.size[axis] for film in films for frame in film) for axis in (0, 1))
     n_rows = math.ceil(len(films) / n_columns)
     sheets = []
@@ -114,7 +113,7 @@ def _grid(films: Sequence[list[Image.Image]], n_columns: int) -> list[Image.Imag
 def replay(
     level: str, seed: int, actions: Sequence[int], side: int = SIDE
 ) -> tuple[str, list[UInt8[np.ndarray, "height width 3"]]]:
-    """Return the mission and S + 1 pictures of the episode, of about a given side, without caption.
+    """Return the mission and the S + 1 pictures of an episode, without captions.
 
     Raises:
         LevelError: If there is no such level.
@@ -128,8 +127,8 @@ def replay(
     for step, action in enumerate(actions):
         if ended:
             raise ValueError(
-                f"the episode of '{level}' with seed {seed} ends after {step} actions; "
-                f"{len(actions)} are given"
+                f"the episode of '{level}' with seed {seed} ends after {step} actions; got "
+                f"{len(actions)}"
             )
         _, _, terminated, truncated, _ = env.step(int(action))
         ended = terminated or truncated
@@ -140,9 +139,9 @@ def replay(
 def with_caption(
     picture: UInt8[np.ndarray, "height width 3"], *paragraphs: str, shares: Sequence[float] = ()
 ) -> Image.Image:
-    """Return the picture with text below it, in as many lines as it takes.
+    """Return the picture with wrapped text below it.
 
-    Shares of skills are drawn as bars at the bottom; the largest is as high as there is room.
+    Shares of skills are drawn as bars at the bottom, relative to the largest.
     """
     height, width, _ = picture.shape
     font = ImageFont.load_default(max(FONT_SIZE, FONT_SIZE * width // NARROW))
@@ -151,7 +150,7 @@ def with_caption(
     draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     text_height = math.ceil(draw.multiline_textbbox((0, 0), text, font=font)[3])
     full_height = height + text_height + 2 * MARGIN + (BAR + 2 * MARGIN if shares else 0)
-    # The usual video formats want even sides.
+    # Common video formats need even sides.
     frame = Image.new("RGB", (width + width % 2, full_height + full_height % 2), "white")
     frame.paste(Image.fromarray(picture))
     paper = ImageDraw.Draw(frame)
@@ -166,7 +165,7 @@ def with_caption(
 
 
 def _lines(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """Break text into lines no wider than asked, if their words allow it."""
+    """Return text broken into lines of at most ``width`` where words allow it."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

@@ -1,9 +1,8 @@
-"""One environment: a level of minigrid, with a faster way to look at it.
+"""One environment: a level of minigrid with faster observations.
 
-Layouts, random numbers, the effect of actions and the verdict on missions are minigrid's own code.
-Replaced are what costs most and decides nothing by itself: the observation, the search for objects
-out of reach while a layout is made, and looking for the mission's objects when none has moved. The
-same seed and actions give the same episode.
+Layouts, random numbers, effects of actions and success of missions are minigrid's code. Replaced
+are the slowest parts: the observation, the check that objects are reachable, and the search for the
+mission's objects if none has moved. Equal seeds and actions give the episodes of minigrid.
 """
 
 from functools import cache
@@ -25,11 +24,11 @@ from envs.observation import EMPTY, all_reachable, observe, pack, pack_grid
 class Game(RoomGridLevel):
     """A mixin that makes a level of minigrid fast; it precedes the level among the bases."""
 
-    _cells: Int32[np.ndarray, "W H"] | None = None  # the grid, packed; None: to be read again
-    _moved = True  # something may have changed place since the mission's objects were looked for
+    _cells: Int32[np.ndarray, "W H"] | None = None  # packed grid, or None if it must be read again
+    _moved = True  # whether an object may have moved since the last search for mission objects
 
-    # Minigrid prints a line for every layout that it rejects. The same code with a silent `print`
-    # leaves standard output alone, which other threads may be using.
+    # Minigrid prints a line for every rejected layout. This is the same code with a silent `print`;
+    # redirecting standard output would affect other threads.
     _gen_grid = FunctionType(
         RoomGridLevel._gen_grid.__code__,
         {**vars(roomgrid_level), "print": lambda *_: None},
@@ -37,17 +36,17 @@ class Game(RoomGridLevel):
     )
 
     def reset(self, **options: Any) -> Any:
-        """Begin an episode, as in gymnasium."""
+        """Start an episode, as in gymnasium."""
         self._cells = None
         result = super().reset(**options)
-        # A level may still change after its first observation: some begin with a full hand.
+        # Some levels change after the first observation: the agent starts with an object.
         self._cells = None
         return result
 
     def gen_obs(self) -> dict[str, Any]:
         """Return image, direction and mission.
 
-        An action changes at most the cell in front of the agent, which does not move by it.
+        An action that changes a cell changes the one in front of the agent.
         """
         x, y = self.agent_pos
         direction = int(self.agent_dir)
@@ -63,7 +62,7 @@ class Game(RoomGridLevel):
         return {"image": image, "direction": self.agent_dir, "mission": self.mission}
 
     def update_objs_poss(self, instr: Any = None) -> None:
-        """Look for the mission's objects, unless nothing has moved since last time."""
+        """Update the positions of the mission's objects if an object has moved."""
         if instr is not None:
             super().update_objs_poss(instr)
         elif self._moved:
@@ -71,7 +70,7 @@ class Game(RoomGridLevel):
             self._moved = False
 
     def check_objs_reachable(self, raise_exc: bool = True) -> bool:
-        """Return whether the agent can go next to every object without moving any.
+        """Return whether the agent can reach every object without moving any.
 
         Raises:
             RejectSampling: If not, and ``raise_exc`` is set.
@@ -89,7 +88,7 @@ def _game_class(level_class: type[RoomGridLevel]) -> type[Game]:
 
 
 def make_game(level: Level, **options: Any) -> Game:
-    """Make the environment of a level."""
+    """Return the environment of a level."""
     spec = gymnasium.spec(level.id)
     level_class: Any = load_env_creator(str(spec.entry_point))
     return _game_class(level_class)(**{**spec.kwargs, **options})

@@ -1,4 +1,4 @@
-"""What every vector environment takes and returns: many environments of many levels at once."""
+"""The interface of vector environments: many environments of many levels that step together."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -12,21 +12,21 @@ from jaxtyping import Bool, Float32, Int, UInt8
 from envs.levels import LevelError, find_level
 
 N_ACTIONS = 7  # left, right, forward, pick up, drop, toggle, done
-VIEW = 7  # cells along each side of what an agent sees
+VIEW = 7  # side of the agent's view, in cells
 
 
 class SimulationError(RuntimeError):
-    """An environment raised or its process died; the message names level, slot, seed and cause."""
+    """Raised if an environment fails or its process dies, with level, slot, seed and cause."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the agents see, for T levels with N environments (slots) each.
+    """The observations of T levels with N environments (slots) each.
 
     Attributes:
         image: Type, colour and door state of each cell in view, columns first.
-        direction: Where the agent looks: 0 right, 1 down, 2 left, 3 up.
-        mission: Tokens, see `envs.vocabulary`.
+        direction: Direction of the agent: 0 right, 1 down, 2 left, 3 up.
+        mission: Tokens of the mission, see `envs.vocabulary`.
     """
 
     image: UInt8[np.ndarray, "*T_N 7 7 3"]
@@ -36,13 +36,13 @@ class Observation:
 
 @dataclass(frozen=True)
 class Transition:
-    """What one step of every environment brings.
+    """The result of one step of every environment.
 
     Attributes:
-        observation: After the step; where an episode ended, the first one of the next.
-        reward: 1 - 0.9 n / n_max where a mission was fulfilled in n of at most n_max steps, else 0.
-        terminated: The mission was fulfilled or failed.
-        truncated: The time is up; never both.
+        observation: Observation after the step; after an end, the first one of the next episode.
+        reward: Reward, 1 - 0.9 n / n_max for a mission fulfilled in n of n_max steps, else 0.
+        terminated: Whether the mission was fulfilled or failed.
+        truncated: Whether the time ran out; never together with ``terminated``.
     """
 
     observation: Observation
@@ -52,11 +52,11 @@ class Transition:
 
 
 class VectorEnv(ABC):
-    """T levels × N slots of environments; arrays it returns belong to the caller.
+    """T levels × N slots of environments; callers may change the returned arrays.
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none.
-        SimulationError: By methods, if an environment raises, or a worker dies.
+        SimulationError: In methods, if an environment raises, or a worker dies.
     """
 
     def __init__(self, levels: Sequence[str], n_slots: int) -> None:
@@ -65,29 +65,29 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots."""
+        """Start all environments from the seeds of their slots."""
 
     @abstractmethod
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action, from 0 to 6, in every environment; begin the next episode after an end."""
+        """Run one action, from 0 to 6, in every environment; start new episodes after ends."""
 
     def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on exactly, as plain data, or a `NotImplementedError`."""
+        """Return the exact state as plain data, or raise NotImplementedError."""
         raise NotImplementedError("these environments cannot be saved: use backend 'minigrid'")
 
     def load_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state; returns the current observations."""
+        """Restore a state, and return the current observations."""
         raise NotImplementedError
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Free what the environments hold."""
+    def close(self) -> None:  # noqa: B027 - most need nothing
+        """Release the resources of the environments."""
 
 
 def slot_seed(seed: int, level: str, slot: int, evaluation: bool = False) -> int:
-    """Return the seed of one slot, or of an episode of evaluation, the same on every machine.
+    """Return the seed of a slot, or of an evaluation episode, equal on every machine.
 
-    Slots and episodes of one level never share a seed. Training and evaluation never do either:
-    training seeds lie below 2^30, evaluation seeds from 2^30 to 2^31 - 1.
+    Seeds of a level are distinct. Training seeds are below 2^30, evaluation seeds from 2^30 to
+    2^31 - 1.
     """
     digest = hashlib.sha256(f"{seed} {level} {evaluation}".encode()).digest()
     first = int.from_bytes(digest[:8], "little")
@@ -95,11 +95,7 @@ def slot_seed(seed: int, level: str, slot: int, evaluation: bool = False) -> int
 
 
 def check_levels(levels: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as a tuple.
-
-    Raises:
-        LevelError: If one is unknown or listed twice, or there is none.
-    """
+    """Return the names of levels; LevelError if one is unknown or repeated, or there is none."""
     names = tuple(find_level(name).name for name in levels)
     twice = [name for name in names if names.count(name) > 1]
     if twice or not names:

@@ -1,7 +1,7 @@
-"""Every level of BabyAI that minigrid registers: its id and what it asks for.
+"""The BabyAI levels of minigrid: ids and required competencies.
 
-The competencies of the published levels are those of the paper's table. Minigrid's other levels
-are smaller, larger or special cases of them; theirs are derived from what the level contains.
+The competencies of published levels are those of the paper's table. Minigrid's other levels are
+smaller, larger or special cases; theirs are derived from the content of the level.
 
 References:
     Chevalier-Boisvert et al., *BabyAI: A Platform to Study the Sample Efficiency of Grounded
@@ -18,7 +18,7 @@ COMPETENCIES = (
 
 
 class LevelError(ValueError):
-    """A level that is unknown or cannot be played; the message names what can."""
+    """Raised for a level that is unknown or cannot be played."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Level:
     Attributes:
         name: Short name, such as "GoToLocal".
         id: Name in gymnasium's registry, such as "BabyAI-GoToLocal-v0".
-        competencies: What an agent must master, in the order of `COMPETENCIES`.
+        competencies: Required competencies, in the order of `COMPETENCIES`.
     """
 
     name: str
@@ -110,11 +110,7 @@ LEVELS = {
 
 
 def find_level(name: str) -> Level:
-    """Return the level of a short name.
-
-    Raises:
-        LevelError: If there is none; the message names the nearest.
-    """
+    """Return the level of a short name; LevelError with similar names if there is none."""
     if name in LEVELS:
         return LEVELS[name]
     folded = {known.lower(): known for known in LEVELS}

@@ -1,4 +1,4 @@
-"""A vector environment in this process, one environment after the other."""
+"""A vector environment in this process, which steps its environments one after another."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _SEEN = [
     ("direction", np.uint8),
     ("mission", np.uint8, (MISSION_LENGTH,)),
 ]
-# What goes into a slot and comes out of it.
+# Input and output of a slot.
 SLOT = np.dtype(
     [
         *[("action", np.uint8), ("seen", _SEEN)],
@@ -30,23 +30,23 @@ SLOT = np.dtype(
 
 
 def observation_of(slots: np.ndarray) -> Observation:
-    """Return a copy of what is seen in slots (T, N)."""
+    """Return a copy of the observations in slots (T, N)."""
     return Observation(*(slots["seen"][name].copy() for name, *_ in _SEEN))
 
 
 def transition_of(slots: np.ndarray) -> Transition:
-    """Return a copy of what the last step brought."""
+    """Return a copy of the results of the last step."""
     outcome = (slots[name].copy() for name in ("reward", "terminated", "truncated"))
     return Transition(observation_of(slots), *outcome)
 
 
 @dataclass
 class _Game:
-    """A game, and all that a state needs of it.
+    """A game, and the parts of its state.
 
     Attributes:
-        start: The random generator before the episode; None where it began from a seed.
-        actions: What was done since, a digit each.
+        start: State of the random generator before the episode; None if it started from a seed.
+        actions: Actions of the episode, a digit each.
     """
 
     env: Game
@@ -56,10 +56,10 @@ class _Game:
 
 
 class LocalVectorEnv(VectorEnv):
-    """Environments that step one after the other; see `envs.vector.make_vector_env`.
+    """Environments that step one after another; see `envs.vector.make_vector_env`.
 
-    Where they are a part of a larger vector environment, ``stride`` is its N, the distance of the
-    numbers of a slot's episodes of evaluation, and ``slots`` (T, N) the array of `SLOT` to play in.
+    If they are a part of a larger vector environment, ``stride`` is its N, the step between a
+    slot's evaluation episodes, and ``slots`` (T, N) is the array of `SLOT` for input and output.
     """
 
     def __init__(
@@ -85,20 +85,18 @@ class LocalVectorEnv(VectorEnv):
         }
 
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots."""
         for place, game in self._games.items():
             game.episode = -1
             self._begin(place)
         return observation_of(self._slots)
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action in every environment; begin the next episode where one ended."""
         self._slots["action"] = actions
         self.act()
         return transition_of(self._slots)
 
     def act(self) -> None:
-        """Do the actions that lie in the slots; what they bring lies there too."""
+        """Run the actions in the slots, and write the results into the slots."""
         slots = self._slots
         reward, terminated, truncated = (
             slots[name] for name in ("reward", "terminated", "truncated")
@@ -115,16 +113,16 @@ class LocalVectorEnv(VectorEnv):
                 self._show(place, seen)
 
     def state(self) -> dict[str, Any]:
-        """Return how the episode of each slot began and what was done since.
+        """Return the start of each slot's episode and the actions since then.
 
-        Environments have no randomness of their own after the beginning of an episode, so that is
-        all it takes. The state is the same however many processes played the slots.
+        This is sufficient, since environments are deterministic after the start of an episode. The
+        state does not depend on the number of worker processes.
         """
         places = [[(level, n) for n in range(self.n_slots)] for level in range(len(self.levels))]
         return {**self._numbers, "slots": [[*map(self._saved, row)] for row in places]}
 
     def load_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state: begin its episodes and play its actions again.
+        """Restore a state by replaying the actions of its episodes.
 
         Raises:
             ValueError: If the installed minigrid plays other episodes.
@@ -137,7 +135,7 @@ class LocalVectorEnv(VectorEnv):
             self._reset(place)
             ended = False
             for action in saved["actions"]:
-                if ended:  # an episode that has ended is not played on
+                if ended:
                     break
                 seen, _, done, late = self._play(place, int(action))
                 ended = done or late
@@ -145,9 +143,9 @@ class LocalVectorEnv(VectorEnv):
             game.actions = saved["actions"]
             if ended or self._digest(place) != saved["seen"]:
                 raise ValueError(
-                    f"the state is of another episode of level '{self.levels[place[0]]}' than this "
-                    "minigrid plays. Install the version of minigrid that the run began with, or "
-                    "start a new run"
+                    f"the state has another episode of level '{self.levels[place[0]]}' than this "
+                    "version of minigrid. Install the version with which the run started, or start "
+                    "a new run"
                 )
         return observation_of(self._slots)
 
@@ -157,7 +155,7 @@ class LocalVectorEnv(VectorEnv):
         return {**saved, "seen": self._digest(place)}
 
     def _begin(self, place: Place) -> None:
-        """Begin the next episode of one environment."""
+        """Start the next episode of one environment."""
         game = self._games[place]
         game.episode += 1
         fresh = self._numbers["evaluation"] or game.episode == 0
@@ -165,7 +163,7 @@ class LocalVectorEnv(VectorEnv):
         self._reset(place)
 
     def _reset(self, place: Place) -> None:
-        """Begin the episode of one environment from its start."""
+        """Start the current episode of one environment."""
         game = self._games[place]
         game.actions = ""
         try:
@@ -184,7 +182,7 @@ class LocalVectorEnv(VectorEnv):
             raise self._failure(place, error) from error
 
     def _digest(self, place: Place) -> str:
-        """Return a short hash of what is seen at a place."""
+        """Return a short hash of the observation of a slot."""
         seen = self._slots["seen"][place]
         parts = (seen[name].tobytes() for name, *_ in _SEEN)
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""What an agent sees, computed on a grid of integers.
+"""The agent's image, computed from a grid of integers.
 
-Minigrid builds the same image cell by cell from objects, which takes four fifths of a step.
+Minigrid computes the same image from objects, which takes four fifths of a step.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _OUTSIDE = _WALL | COLOR_TO_IDX["grey"] << 8
 
 
 def pack(cell: Any) -> int:
-    """Return type, colour and state of an object (None: an empty cell) in one integer."""
+    """Return type, colour and state of an object, or of an empty cell (None), as one integer."""
     if cell is None:
         return EMPTY
     kind, colour, state = cell.encode()
@@ -35,18 +35,18 @@ def pack_grid(grid: Any) -> Int32[np.ndarray, "W H"]:
 def observe(
     cells: Int32[np.ndarray, "W H"], x: int, y: int, direction: int, carried: int
 ) -> UInt8[np.ndarray, "7 7 3"]:
-    """Return the agent's image: type, colour and state of every cell in view, 0 where unseen.
+    """Return the agent's image: type, colour and state of every cell in view, 0 for hidden cells.
 
-    The view is turned so that the agent looks up, from the middle of its last row. Light enters at
-    the agent and spreads row by row, first to the right, then to the left, and from every lit cell
-    that is not a wall or a closed door also straight and diagonally ahead: minigrid's rule.
+    The view is rotated so that the agent looks up from the middle of the last row. By minigrid's
+    rule, light spreads from the agent row by row, first to the right, then to the left, and from
+    every lit cell except walls and closed doors also straight and diagonally ahead.
 
     Args:
-        cells: Packed cells of the world; around it are walls.
+        cells: Packed cells of the world, which is surrounded by walls.
         x: Column of the agent.
-        y: Its row.
-        direction: Where it looks: 0 right, 1 down, 2 left, 3 up.
-        carried: Packed object it carries, drawn where it stands; `EMPTY` for none.
+        y: Row of the agent.
+        direction: Direction of the agent: 0 right, 1 down, 2 left, 3 up.
+        carried: Packed object that the agent carries, drawn at its cell; `EMPTY` for none.
     """
     ahead_x = (1, 0, -1, 0)[direction]
     ahead_y = (0, 1, 0, -1)[direction]
@@ -88,7 +88,7 @@ def _transparent(cell: int) -> bool:
 
 @njit(cache=True)
 def _light(lit: np.ndarray, i: int, beside: int, j: int) -> None:
-    """Light the neighbour beside cell (i, j) and the two cells ahead of both."""
+    """Light the cell next to (i, j) in its row, and the cells ahead of both."""
     lit[beside, j] = True
     if j > 0:
         lit[beside, j - 1] = True
@@ -97,9 +97,9 @@ def _light(lit: np.ndarray, i: int, beside: int, j: int) -> None:
 
 @njit(cache=True)
 def all_reachable(cells: Int32[np.ndarray, "W H"], x: int, y: int) -> bool:
-    """Return whether one can walk from (x, y) to the side of every object but walls.
+    """Return whether a cell next to every object except walls can be reached from (x, y).
 
-    Doors, also locked ones, let pass; other objects do not.
+    Doors, also locked ones, can be passed, other objects cannot.
     """
     width, height = cells.shape
     reached = np.zeros((width, height), np.bool_)

@@ -1,16 +1,13 @@
-"""The same vector environments on envpool, which plays BabyAI in C++ and many times faster.
+"""Vector environments on envpool, a much faster implementation of BabyAI in C++.
 
-The rules are minigrid's: from the same state and for the same actions both give the same
-observations and ends, and the same rewards to single precision, in every level of the paper. The
-layouts are drawn by another random generator, so a seed names another episode than minigrid's;
-their distributions agree in tests (``tests/envs/test_pool_layouts.py``); of 40,000 episodes of
-each single room and 20,000 of each maze, 243 features were compared once: the smallest p-value is
-0.006, as chance has it. What differs:
+For equal states and actions in every level of the paper, observations, ends and rewards (in single
+precision) equal minigrid's. Layouts come from another random generator, so seeds give other
+episodes; ``tests/envs/test_pool_layouts.py`` compares their distributions. Differences:
 
-- A mission fulfilled by the very last action counts as cut off in envpool. Here it terminates, as
-  in minigrid: its reward tells it apart. A mission *failed* by the very last action has none and
-  stays truncated; only levels with strict or ordered missions can fail, none of the paper's.
-- Episodes have no seeds of their own, so evaluation needs minigrid, and states cannot be saved.
+- Envpool truncates a mission that is fulfilled by the last possible action. Here it terminates, as
+  in minigrid, because of its reward. A mission that *fails* by the last action stays truncated;
+  only levels with strict or ordered missions can fail, none of the paper's.
+- Episodes have no separate seeds, so evaluation needs minigrid, and states cannot be saved.
 
 References:
     Weng et al., *EnvPool: A Highly Parallel Reinforcement Learning Environment Execution Engine*,
@@ -33,11 +30,11 @@ from envs.vocabulary import encode
 
 
 class PoolVectorEnv(VectorEnv):
-    """Envpool's environments, a pool of N for each level; see `envs.vector.make_vector_env`.
+    """Environments of envpool, a pool of N for each level; see `envs.vector.make_vector_env`.
 
     Raises:
         ImportError: If envpool is not installed.
-        ValueError: If evaluation is asked for.
+        ValueError: If ``evaluation`` is set.
     """
 
     def __init__(
@@ -69,10 +66,9 @@ class PoolVectorEnv(VectorEnv):
         self._pools: list[Any] = []
 
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots."""
         numbers = range(self._first_slot, self._first_slot + self.n_slots)
         self._pools = [
-            # A seed counts at construction only; a later reset goes on with the random numbers.
+            # Seeds apply only at construction; a later reset continues the random numbers.
             self._envpool.make_gymnasium(
                 LEVELS[level].id,
                 num_envs=self.n_slots,
@@ -89,21 +85,21 @@ class PoolVectorEnv(VectorEnv):
         return observation
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action in every environment; begin the next episode where one ended.
+        """Run one action in every environment; start new episodes after ends.
 
-        Envpool itself begins the next episode with the step after, whose action it ignores. Here
-        that step is taken at once, by the environments that need it.
+        Envpool starts the next episode in the next step, whose action it ignores. Here the
+        environments that need it take that step at once.
 
         Raises:
-            SimulationError: If the environments have not begun, or an earlier step was interrupted.
+            SimulationError: If `reset` was not called, or an earlier step was interrupted.
         """
-        pools, self._pools = self._pools, []  # they cannot go on from an interrupt
+        pools, self._pools = self._pools, []  # pools cannot continue after an interrupt
         if not pools:
-            raise SimulationError("no episodes, or an interrupted step: call reset first")
+            raise SimulationError("there are no episodes, or a step was interrupted: call reset")
         observation = self._blank()
         reward = np.empty(actions.shape, np.float32)
         terminated, truncated = np.empty(actions.shape, bool), np.empty(actions.shape, bool)
-        # All pools work at the same time: all get their actions before the first is read.
+        # All pools run in parallel: actions are sent to all before the first result is read.
         for pool, row_actions in zip(pools, actions.astype(np.int32), strict=True):
             pool.send(row_actions)
         for row, pool in enumerate(pools):
@@ -124,7 +120,6 @@ class PoolVectorEnv(VectorEnv):
         return Transition(observation, reward, terminated, truncated)
 
     def close(self) -> None:
-        """End the pools and their threads."""
         self._pools = []
 
     def _blank(self) -> Observation:
@@ -133,7 +128,7 @@ class PoolVectorEnv(VectorEnv):
     def _show(
         self, observation: Observation, row: int, seen: dict[str, np.ndarray], begun: np.ndarray
     ) -> None:
-        """Write the first observations of the episodes that one pool has begun."""
+        """Write the first observations of new episodes of one pool."""
         observation.image[row, begun] = seen["image"]
         observation.direction[row, begun] = seen["direction"]
         self._missions[row, begun] = [_tokens(text.tobytes()) for text in seen["mission"]]

@@ -1,9 +1,8 @@
-"""A worker process: a Python interpreter that answers messages and ends with its parent.
+"""Worker processes: Python interpreters that answer messages and end with their parent.
 
-Forking a process in which torch has threads is unsafe, and spawning runs the caller's script again.
-So the child is a fresh interpreter that imports the one function it is to run and is handed the end
-of a socket. It leaves when the other end is closed, which the system does even for a process that
-was killed.
+Forking is unsafe with threads of torch, and spawning runs the caller's script again. So the child
+is a new interpreter that imports one function and gets one end of a socket. It exits when the other
+end is closed, which also happens if the parent is killed.
 """
 
 import importlib
@@ -20,16 +19,16 @@ from typing import Any
 
 from envs.interface import SimulationError
 
-# How long a process may go on with what it is at after its connection was closed, in seconds.
+# Seconds that a process may still run after its connection was closed.
 PATIENCE = 2.0
 
 
 class WorkerProcess:
-    """A fresh interpreter that calls a function, ``"module:name"``, with what it is sent.
+    """A new interpreter that calls a function, ``"module:name"``, with the arguments it receives.
 
-    Its standard output is dropped (minigrid prints every layout it rejects), its standard error is
-    ours, and Ctrl-C is for this process alone. The shared file descriptors have the same numbers.
-    Errors call the process by its ``name``.
+    Its standard output is discarded, since minigrid prints rejected layouts; its standard error is
+    shared, and it ignores Ctrl-C. Shared file descriptors keep their numbers. Messages contain its
+    ``name``.
     """
 
     def __init__(self, function: str, name: str, shared: Collection[int] = ()) -> None:
@@ -38,11 +37,11 @@ class WorkerProcess:
         self._connection = Connection(ours.detach())
         self._unanswered = 0
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        # Signal masks are inherited: the child never sees Ctrl-C, not even while it starts.
+        # Signal masks are inherited, so the child ignores Ctrl-C from the start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._process = subprocess.Popen(
-                # -P: a file in the working directory must not pass for a module.
+                # -P: do not import modules from the working directory.
                 [sys.executable, "-P", "-m", "envs.process", str(theirs.fileno()), function],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -55,7 +54,7 @@ class WorkerProcess:
         self.pid = self._process.pid
 
     def ask(self, *arguments: Any) -> None:
-        """Send arguments, anything that can be pickled; `answer` waits for what they bring."""
+        """Send arguments, which must be picklable; `answer` waits for the result."""
         try:
             self._connection.send(arguments)
         except OSError as error:
@@ -63,11 +62,7 @@ class WorkerProcess:
         self._unanswered += 1
 
     def answer(self) -> Any:
-        """Wait for the answer to the earliest message that has none; raise what it raised.
-
-        Raises:
-            SimulationError: If the process has died.
-        """
+        """Return the result of the earliest unanswered message, or raise its exception."""
         try:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -78,7 +73,7 @@ class WorkerProcess:
         return answer
 
     def drain(self) -> None:
-        """Drop all answers nobody has waited for, such as those of an interrupted exchange."""
+        """Discard all pending results, such as those of an interrupted exchange."""
         while self._unanswered:
             with suppress(Exception):
                 self.answer()
@@ -89,13 +84,13 @@ class WorkerProcess:
         try:
             status = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            return f"{self._name} stopped answering"
+            return f"{self._name} does not answer"
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return f"{self._name} died: {how}"
 
 
 def close_workers(workers: Sequence[WorkerProcess]) -> None:
-    """End processes; what is still busy after a while is killed. Closed ones may be given again."""
+    """End processes, and kill those that are still busy after `PATIENCE`; may be called again."""
     for worker in workers:
         worker._connection.close()
     for worker in workers:
@@ -110,7 +105,7 @@ def _serve(descriptor: str, function: str) -> None:
     module, name = function.split(":")
     call = getattr(importlib.import_module(module), name)
     gone = EOFError, BrokenPipeError, ConnectionResetError
-    # Where the other end is closed it is time to leave.
+    # The worker exits when the other end is closed.
     with suppress(*gone), Connection(int(descriptor)) as connection:
         while True:
             arguments = connection.recv()

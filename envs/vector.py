@@ -1,6 +1,6 @@
-"""Make the environments of many levels that step together, here or dealt to worker processes.
+"""Vector environments of many levels, in this process or in worker processes.
 
-Workers are asked by short messages; actions, observations, rewards and flags are in shared memory.
+Workers receive short messages; actions, observations, rewards and flags are in shared memory.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from envs.local import SLOT, LocalVectorEnv, observation_of, transition_of
 from envs.pool import PoolVectorEnv
 from envs.process import WorkerProcess, close_workers
 
-# Where there is one, a folder in memory.
+# A folder in memory, if there is one.
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
@@ -33,20 +33,19 @@ def make_vector_env(
     evaluation: bool = False,
     first_slot: int = 0,
 ) -> VectorEnv:
-    """Make N environments of each of T levels.
+    """Return N environments of each of T levels.
 
-    In training, a slot seeds its environment once and each later episode goes on with the
-    environment's own random numbers. In evaluation every episode has a seed of its own: slot n
-    plays the episodes n, n + N, n + 2N, ...
+    In training, each slot has one seed, and later episodes continue its random numbers. In
+    evaluation every episode has a seed: slot n plays the episodes n, n + N, n + 2N, ...
 
     Args:
-        levels: Names of T levels, each once.
-        n_slots: N.
-        seed: Of the run; see `envs.interface.slot_seed`.
-        backend: "minigrid" is exact and can be saved; "envpool" is a faster reimplementation.
-        n_workers: Processes to spread the slots over; with 0 they run in this one.
-        evaluation: Play the fixed episodes of evaluation instead.
-        first_slot: Number of the first slot; gives each rank of a distributed run slots of its own.
+        levels: Names of T levels, without repetition.
+        n_slots: Number of environments N per level.
+        seed: Seed of the run; see `envs.interface.slot_seed`.
+        backend: Implementation: "minigrid" is exact and can be saved, "envpool" is faster.
+        n_workers: Number of worker processes; 0 runs the environments in this process.
+        evaluation: Whether to play the fixed evaluation episodes.
+        first_slot: Number of the first slot, which differs between ranks of a distributed run.
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none.
@@ -60,11 +59,11 @@ def make_vector_env(
 
 
 class WorkerVectorEnv(VectorEnv):
-    """Environments played by ``n_workers`` processes; see `make_vector_env`.
+    """Environments in ``n_workers`` processes; see `make_vector_env`.
 
-    Every worker has neighbouring slots of all levels, so that each has easy and hard ones. Results
-    and states are those of a `LocalVectorEnv`. An interrupted call is finished before the next one
-    begins. The workers end with `close`, with this object, or with this process.
+    Every worker has adjacent slots of all levels, which balances the load. Results and states equal
+    those of a `LocalVectorEnv`. An interrupted call is finished before the next one starts. Workers
+    end with `close`, with this object, or with this process.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class WorkerVectorEnv(VectorEnv):
         self._workers: list[WorkerProcess] = []
         self._finalizer = weakref.finalize(self, close_workers, self._workers)
         shape = len(self.levels), n_slots
-        # It has no name: the system frees it with the last process that has it.
+        # The file has no name, so the system removes it with the last process.
         with tempfile.TemporaryFile(dir=MEMORY) as file:
             file.truncate(SLOT.itemsize * shape[0] * n_slots)
             memory = file.fileno()
@@ -95,24 +94,22 @@ class WorkerVectorEnv(VectorEnv):
             self._ask("make", [(memory, shape, part, given) for part in self._parts])
 
     def reset(self) -> Observation:
-        """Begin again, from the seeds of the slots."""
         self._ask("reset")
         return observation_of(self._slots)
 
     def step(self, actions: Int[np.ndarray, "T N"]) -> Transition:
-        """Do one action in every environment; begin the next episode where one ended."""
         self._slots["action"] = actions
         self._ask("act")
         return transition_of(self._slots)
 
     def state(self) -> dict[str, Any]:
-        """Return how the episodes began and what was done since; see `LocalVectorEnv.state`."""
+        """Return the state of all workers; see `LocalVectorEnv.state`."""
         states = self._ask("state")
         rows = zip(*(state["slots"] for state in states), strict=True)
         return {**states[0], "slots": [[slot for part in row for slot in part] for row in rows]}
 
     def load_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state, taken with any number of workers or none."""
+        """Restore a state of any number of workers."""
         arguments = []
         for part in self._parts:
             own: dict[str, Any] = {"first_slot": state["first_slot"] + part.start}
@@ -122,23 +119,22 @@ class WorkerVectorEnv(VectorEnv):
         return observation_of(self._slots)
 
     def close(self) -> None:
-        """End the workers."""
         self._finalizer()
 
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]] = ()) -> list[Any]:
-        """Call a method of every worker's environments, each with its own arguments."""
+        """Return the results of a method of every worker's environments."""
         for worker in self._workers:
-            worker.drain()  # what an interrupt left undone
+            worker.drain()  # results of an interrupted call
         for worker, own in zip(self._workers, arguments or [()] * len(self._workers), strict=True):
             worker.ask(method, *own)
         return [worker.answer() for worker in self._workers]
 
 
-_env: LocalVectorEnv  # what this process plays, if it is a worker
+_env: LocalVectorEnv  # environments of this process, if it is a worker
 
 
 def play(method: str, *arguments: Any) -> Any:
-    """Make the environments of this worker, or call a method; what most bring lies in the slots."""
+    """Create the environments of this worker, or call a method; only `state` has a result."""
     global _env
     if method == "make":
         memory, shape, part, given = arguments

@@ -1,4 +1,4 @@
-"""The words of BabyAI's missions, fixed once: a token means the same in every level and run.
+"""The fixed vocabulary of BabyAI's missions, equal in all levels and runs.
 
 The grammar, in the order of the table below::
 
@@ -8,7 +8,7 @@ The grammar, in the order of the table below::
     thing    = ("the" | "a") [colour] type ["on your left" | "on your right" | "in front of you"
                | "behind you"]
 
-The grammar's only comma stands before "then" and belongs to that token.
+The grammar's only comma precedes "then" and belongs to that token.
 
 References:
     Chevalier-Boisvert et al., *BabyAI: A Platform to Study the Sample Efficiency of Grounded
@@ -35,13 +35,13 @@ MISSION_LENGTH = 4 * 17 + 2 + 2
 
 
 def encode(mission: str) -> np.ndarray:
-    """Return the tokens of a mission as minigrid words it, uint8 (M,), with 0 after its end."""
+    """Return the tokens of a mission of minigrid, uint8 (M,), padded with 0."""
     tokens = np.full(MISSION_LENGTH, PADDING, np.uint8)
     for place, word in enumerate(mission.replace(", then", " then").split()):
         if word not in TOKENS:
             raise ValueError(
-                f"the word '{word}' of the mission '{mission}' is not of BabyAI's grammar, which "
-                f"has {', '.join(WORDS)}"
+                f"the word '{word}' of the mission '{mission}' is not in BabyAI's vocabulary: "
+                f"{', '.join(WORDS)}"
             )
         tokens[place] = TOKENS[word]
     return tokens

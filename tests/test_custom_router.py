@@ -335,7 +335,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
             ("--runs", f"mine={a}", f"mine={b}"),
             "--runs mine: another method has this name; choose a different name",
         ),
-        (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1: .* a common seed"),
+        (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1; .* a common seed"),
         (
             ("--runs", f"x={a}", "--reference", "z"),
             "the reference z is not among the compared methods: add it to",
@@ -343,7 +343,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"mine={a},{begun}"), "'.*begun' has not finished; finish it with"),
         (
             ("--runs", f"mine={half[0]},{half[1]}"),
-            "half4/adapt-all' has results of 4 of the 5 tasks and samples",
+            "half4/adapt-all' has results for 4 of the 5 tasks and samples",
         ),
         (
             ("--runs", f"x={a}", "-k", "a.b=1", "--seeds", "13", "--modes"),
@@ -386,7 +386,7 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
         first = built.model.route(tasks[:1], inputs={"input_ids": ids[:1, :2]}).mixing
         found = built.model.route(tasks, inputs=trained).mixing
         torch.testing.assert_close(found[:, :1], first)
-    with pytest.raises(ValueError, match="the router sees prompts, and there are none"):
+    with pytest.raises(ValueError, match="this router reads prompts"):
         built.model.route(tasks)
     assert len(built.predict("reverse", ["abc", "a"])) == 2
     assert len(built.choose("reverse", ["abc"], ["x", "y"])) == 1
@@ -398,9 +398,9 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
     new = load_run(folder).model.router
     assert new.shown_descriptions.shape == (1, 16)
     assert not any(torch.equal(new.shown_descriptions[0], row) for row in router.shown_descriptions)
-    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, and Poly by"):
+    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, but Poly"):
         poly_checkpoint(built.model, base=None)
-    with pytest.raises(CheckpointError, match="mixes skills by the prompt of every example"):
+    with pytest.raises(CheckpointError, match="mixes skills by prompt, so a task"):
         main(["merge-task", str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")])
 
 

@@ -148,7 +148,7 @@ def adapter(tmp_path: Path) -> Path:
 def test_an_adapter_that_is_pickled(adapter: Path, marker: Path) -> None:
     (adapter / "adapter_model.safetensors").unlink()
     torch.save(Payload(marker), adapter / "adapter_model.bin")
-    with pytest.raises(CheckpointError, match="a pickle, which can run any program"):
+    with pytest.raises(CheckpointError, match="a pickle, which can run any code"):
         read_peft(adapter)
     shutil.copy(adapter / "adapter_model.bin", adapter / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="is damaged"):

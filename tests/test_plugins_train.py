@@ -192,7 +192,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         ),
         (
             "router={kind: 'own_all:Asks'}",
-            "forward of Asks asks for 'weather'; besides task_ids there are prompts, descriptions",
+            "has the argument 'weather'; allowed after task_ids are prompts, descriptions",
         ),
         (
             "moe={router: {kind: 'own_all:FirstChoice'}, experts: {kind: lora}, "

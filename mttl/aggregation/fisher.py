@@ -1,19 +1,17 @@
-r"""Merging by Fisher information: how much a model's answers depend on each weight.
+r"""Diagonal Fisher information of a model's parameters, and merging by it.
 
-A parameter that they hardly depend on may be moved or removed at little cost. The diagonal of the
-Fisher information measures that dependence:
+It measures the dependence of a model's answers on each parameter:
 
 .. math::
 
     f = \frac{1}{N} \sum_{n=1}^{N} \left( \nabla_\theta \log p(y_n \mid x_n; \theta) \right)^2
 
-with the square taken of every example's own gradient. Two things are a choice:
+There are two choices:
 
-- the labels y: the data's own (the *empirical* Fisher information), or drawn from the model (the
-  Fisher information itself). Here labels come with the batches, so drawing them is the caller's
-  part; see `mttl.merging.likelihood.sample_targets`;
-- the gradients: of each example, as the equation says, or of each batch, which needs one backward
-  pass per batch and is only an approximation: squares of sums are not sums of squares.
+- the labels y: those of the data (the *empirical* Fisher information), or samples of the model (the
+  Fisher information). Labels are part of the batches here; for samples, see
+  `mttl.merging.likelihood.sample_targets`;
+- the gradients: of each example, as in the equation, or of each batch, a faster approximation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +26,7 @@ from mttl.config.enums import GRADIENTS
 from mttl.io.errors import require_at_least, require_one_of, require_positive
 
 Batch = Mapping[str, Tensor]
-# Calls the model and returns, per example, the log-likelihood and the number of its tokens.
+# Function that calls the model and returns log-likelihood and number of tokens of each example.
 LogLikelihood = Callable[[Callable[..., Any], Batch], tuple[Float[Tensor, "B"], Float[Tensor, "B"]]]
 
 
@@ -41,32 +39,29 @@ def diagonal_fisher(
     at_once: int = 8,
     on_batch: Callable[[int], object] = lambda n_examples: None,
 ) -> dict[str, Tensor]:
-    """Estimate the diagonal Fisher information of every floating-point parameter.
+    """Return the diagonal Fisher information of every floating-point parameter, in float32.
 
-    The model is in evaluation mode meanwhile: dropout would add its own variance.
+    The model runs in evaluation mode. Shared parameters appear once, under their first name.
 
     Args:
-        model: Any model. Its parameters are left as they are, gradients included.
-        log_likelihood: Takes a function that calls the model, and a batch; returns log p(y | x) of
-            every example, summed over its tokens, and the number of these tokens.
-        batches: Tensors with a leading axis B over examples.
-        gradients: ``"example"`` squares the gradient of each example. ``"batch"`` does what the
-            code released with elastic weight removal does: it squares the gradient of the mean
-            loss over the batch's tokens, divides by the number of examples, and averages.
-        at_once: Examples whose gradients are held at the same time. 1 loops with plain automatic
-            differentiation; more use `torch.func.vmap`, which is faster, and asks that the model's
-            code does not branch on values of its inputs.
-        on_batch: Called with the number of examples after every batch, for a progress bar.
-
-    Returns:
-        By name of the parameter, in float32; shared parameters appear once, under their first name.
+        model: Any model; parameters and their gradients do not change.
+        log_likelihood: Function of a function that calls the model, and of a batch. It returns
+            log p(y | x) of every example, summed over its tokens, and the number of these tokens.
+        batches: Tensors with a leading axis B of examples.
+        gradients: Unit of the squared gradients: each ``"example"``, or each ``"batch"``, as in the
+            code released with elastic weight removal: the gradient of the mean loss over the
+            batch's tokens is squared, divided by the number of examples, and averaged.
+        at_once: Number of examples whose gradients are in memory together. 1 uses plain automatic
+            differentiation; higher numbers use `torch.func.vmap`, which is faster, but does not
+            support branches on input values in the model.
+        on_batch: Function that is called with the number of examples after every batch.
 
     Raises:
         ValueError: If there is no example, or a gradient is not finite.
 
     References:
         Kunstner, Hennig and Balles, *Limitations of the Empirical Fisher Approximation for Natural
-        Gradient Descent*, NeurIPS 2019, arXiv:1905.12558, on what the two kinds of labels mean.
+        Gradient Descent*, NeurIPS 2019, arXiv:1905.12558, on the two kinds of labels.
     """
     require_one_of(GRADIENTS, gradients=gradients)
     require_at_least(1, at_once=at_once)
@@ -124,13 +119,13 @@ def diagonal_fisher(
         for module, mode in training.items():
             module.training = mode
     if not count:
-        raise ValueError("batches is empty: Fisher information is a mean over examples")
+        raise ValueError("batches is empty; Fisher information needs at least one example")
     for name, value in total.items():
         value.div_(count)
         if not value.isfinite().all():
             raise ValueError(
-                f"the gradient of '{name}' is not finite; a model in half precision may overflow: "
-                "load it in float32"
+                f"the gradient of '{name}' is not finite; half precision may overflow: load the "
+                "model in float32"
             )
     return total
 
@@ -138,7 +133,7 @@ def diagonal_fisher(
 def _gradient(
     function: Callable[[dict[str, Tensor]], Tensor], parameters: dict[str, Tensor]
 ) -> Iterable[tuple[str, Tensor]]:
-    """Return the gradient by name; a parameter that has no part in the value has the gradient 0."""
+    """Return the gradient by name; it is 0 for parameters that do not affect the value."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad():
         value = function(leaves)
@@ -160,34 +155,33 @@ def elastic_removal(
     floor: float = FLOOR,
     ceiling: float | None = None,
 ) -> Float[Tensor, "*shape"]:
-    r"""Elastic weight removal (EWR): add and remove task vectors, weighed by Fisher information.
+    r"""Return the merge of a base and task vectors by elastic weight removal (EWR).
 
     .. math::
 
         \theta' = \frac{\lambda_0 f_0 \theta_0 + \sum_i \lambda_i f_i \tau_i}{Z}, \qquad
         Z = \lambda_0 f_0 + \sum_i |\lambda_i| f_i
 
-    with every Fisher information f held within [floor, ceiling]. The sign of :math:`\lambda_i` says
-    whether a vector is added (an expert) or removed (an anti-expert); Z takes its magnitude.
+    with every Fisher information f clipped to [floor, ceiling]. A positive :math:`\lambda_i` adds
+    a vector (an expert), a negative one removes it (an anti-expert).
 
-    The numerator holds task vectors and not models, but Z holds their Fisher information. So the
-    base itself shrinks by :math:`\lambda_0 f_0 / Z`, most where a vector's information is large
-    beside the base's: there the weight is removed. Where both rest on the floor it shrinks by
-    :math:`1 / (1 + \sum_i |\lambda_i|)`, which for large λ is felt by the whole network.
+    The base shrinks by :math:`\lambda_0 f_0 / Z`, most for weights whose Fisher information is
+    larger for a vector than for the base: these are removed. If both are at the floor, it shrinks
+    by :math:`1 / (1 + \sum_i |\lambda_i|)`, which affects the whole network for large λ.
 
     Two settings are published as EWR: the paper's algorithm, with λ0 = 1, one vector per expert and
     anti-expert, λ = 0.15 for an anti-expert and no ceiling; and, in the released code, CaPE with
     Fisher information: one vector :math:`\theta_E - \theta_A`, λ0 = 1 − λ, and a ceiling of 1e6.
 
     Args:
-        base: A parameter of the base, θ0.
-        base_fisher: Its Fisher information f0, on the base's data.
-        vectors: Task vectors τ = θ − θ0, of all experts and anti-experts.
-        fishers: The Fisher information of each, at the tuned model on its own data.
-        weights: λ of each vector, negative for anti-experts.
-        base_weight: λ0.
-        floor: The smallest Fisher information.
-        ceiling: The largest, if any.
+        base: Parameter θ0 of the base.
+        base_fisher: Fisher information f0 of the base on its data.
+        vectors: Task vectors τ = θ − θ0 of all experts and anti-experts.
+        fishers: Fisher information of each tuned model on its data.
+        weights: Weight λ of each vector, negative for anti-experts.
+        base_weight: Weight λ0 of the base.
+        floor: Smallest Fisher information.
+        ceiling: Largest Fisher information, if limited.
 
     Raises:
         ValueError: If numbers of tensors differ, or ``base_weight`` or ``floor`` is not positive.
@@ -214,15 +208,15 @@ def fisher_average(
     *,
     floor: float = FLOOR,
 ) -> Float[Tensor, "*shape"]:
-    r"""Average models, each weight by its Fisher information.
+    r"""Return the average of models, weighted by their Fisher information.
 
     .. math::
 
         \theta' = \frac{\sum_i \lambda_i f_i \theta_i}{\sum_i \lambda_i f_i}
                 = \theta_0 + \frac{\sum_i \lambda_i f_i \tau_i}{\sum_i \lambda_i f_i}
 
-    The second form is computed: it keeps the digits of small changes. The base has no part in the
-    average but as a place to measure from. Arguments are those of `elastic_removal`.
+    The second form is computed, which is more accurate for small changes; the base only serves as
+    the origin. Arguments are those of `elastic_removal`.
 
     Raises:
         ValueError: If numbers of tensors differ or are 0, or a weight or the floor is not positive.
@@ -234,8 +228,8 @@ def fisher_average(
     require_positive(floor=floor)
     if not vectors or min(weights) <= 0:
         raise ValueError(
-            f"weights ({list(weights)}) must be positive, and there must be at least one: an "
-            "average cannot subtract"
+            f"weights ({list(weights)}) must be positive, since an average cannot subtract, and "
+            "there must be at least one"
         )
     pairs = zip(weights, fishers, strict=True)
     weighed = [weight * fisher.clamp(floor) for weight, fisher in pairs]

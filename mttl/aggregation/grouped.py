@@ -1,8 +1,7 @@
-"""Linear layers of many experts, over rows sorted by expert.
+"""Linear layers of many experts for rows sorted by expert.
 
-One operation for all experts, so that there is one gradient of the stacked weight. Indexing the
-weight by expert would give autograd one gradient of the full size per expert, all but one part
-of it zeros.
+One operation for all experts has one gradient of the stacked weight. Indexing the weight by expert
+would give a gradient of the full size per expert.
 """
 
 from typing import Any, Literal, get_args
@@ -28,12 +27,11 @@ def grouped_linear(
 ) -> Float[Tensor, "P O"]:
     r"""Return :math:`x_p W_{e(p)}^\top + b_{e(p)}` for rows sorted by expert.
 
-    Gradients are exact for every argument and are computed only for those that need one; there
-    is no second derivative. Everything is cast to the dtype of ``x``, or to autocast's.
+    Gradients are exact; there is no second derivative. All tensors are cast to the dtype of ``x``,
+    or to autocast's. ``counts`` are the numbers of rows of each expert.
 
-    ``counts`` are the rows of each expert. The method ``"segments"`` multiplies expert by expert,
-    ``"grouped_mm"`` in one kernel of PyTorch's. ``"auto"`` takes the kernel on a GPU where it
-    supports dtype and sizes; segments are the faster on a CPU, and right everywhere.
+    The method ``"segments"`` multiplies expert by expert, ``"grouped_mm"`` by one kernel of
+    PyTorch. ``"auto"`` uses the kernel on a GPU that supports dtype and sizes, else segments.
     """
     require_one_of(get_args(Method), method=method)
     x = x.to(active_dtype(x))
@@ -53,7 +51,7 @@ class _Segments(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sizes = sizes
-        # Forward: one product per expert, over its own rows; experts without rows cost nothing.
+        # Forward: one product per expert that has rows.
         y = x.new_empty(len(x), weight.shape[1])
         for rows, expert, out in zip(x.split(sizes), weight, y.split(sizes), strict=True):
             if len(rows):
@@ -77,7 +75,7 @@ class _Segments(torch.autograd.Function):
             for out, rows, expert in zip(grad_x.split(sizes), grads, weight, strict=True):
                 if len(rows):
                     out.copy_(times_transpose(rows, expert.t()))
-        # Gradient of the weights: all experts write into one tensor, zeros where there are no rows.
+        # Gradient of the weights: one tensor for all experts, 0 for those without rows.
         if needs_weight:
             grad_weight = torch.empty_like(weight)
             for out, rows, inputs in zip(grad_weight, grads, x.split(sizes), strict=True):
@@ -97,14 +95,14 @@ class _GroupedKernel(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, ends = ctx.saved_tensors
-        grad = grad.contiguous()  # the kernel refuses expanded gradients
+        grad = grad.contiguous()  # the kernel does not support expanded gradients
         grad_x = _grouped_mm(grad, weight, ends) if ctx.needs_input_grad[0] else None
         grad_weight = _grouped_mm(grad.t(), x, ends) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None
 
 
 def _grouped_mm(left: Tensor, right: Tensor, ends: Int[Tensor, "E"]) -> Tensor:
-    # Private at first; its public name is younger than the oldest PyTorch that is supported.
+    # Older supported versions of PyTorch only have a private name.
     place = torch.nn.functional if hasattr(torch.nn.functional, "grouped_mm") else torch
     return getattr(place, "grouped_mm" if place is not torch else "_grouped_mm")(
         left, right, offs=ends
@@ -118,22 +116,21 @@ def _has_kernel(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-# Up to here PyTorch's own product is the faster, with the weight on the left.
+# Largest number of rows for which PyTorch's product with the weight on the left is faster.
 FEW_ROWS = 4
-# Up to here an outer product per row is the fastest way to write a weight's gradient.
+# Largest number of rows for which outer products are the fastest gradient of a weight.
 SINGLE_ROWS = 2
-# From here oneDNN pays: it prepares a kernel for every new number of rows, in some 0.4 ms.
+# Smallest number of multiplications for oneDNN, which needs 0.4 ms for every new number of rows.
 MANY_PRODUCTS = 2**23
 
 
 def times_transpose(x: Float[Tensor, "M I"], weight: Float[Tensor, "O I"]) -> Float[Tensor, "M O"]:
-    """Return ``x Wᵀ``.
+    """Return ``x Wᵀ``, by oneDNN if it is enabled (`torch.backends.mkldnn`).
 
-    PyTorch's float32 products on a CPU are those of MKL, which on processors by other makers than
-    its own leaves half of the speed unused; oneDNN, which PyTorch has on board too, does not. It
-    is taken where it is there and switched on (`torch.backends.mkldnn`).
+    PyTorch's float32 products on a CPU use MKL, which has half the speed of oneDNN on processors
+    that are not Intel's.
     """
-    if len(x) <= FEW_ROWS:  # reading the weight along its rows
+    if len(x) <= FEW_ROWS:  # reads the weight along its rows
         return (weight @ x.t()).t() if weight.is_contiguous() else x @ weight.t()
     if weight.numel() * len(x) >= MANY_PRODUCTS and _has_onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
@@ -150,7 +147,7 @@ def write_outer(
     elif out.numel() * len(left) >= MANY_PRODUCTS and _has_onednn(left):
         out.copy_(torch.ops.mkldnn._linear_pointwise(left.t(), right.t(), None, "none", [], ""))
     else:
-        # Adding to zeros is faster than overwriting: MKL's product has a slow path for the latter.
+        # Adding to zeros is faster than overwriting, for which MKL has a slow path.
         out.zero_().addmm_(left.t(), right)
 
 

@@ -3,15 +3,15 @@
 With ``A_k`` (I × r) and ``B_k`` (O × r) the factors of skill k, and ``w_k`` the weights of one
 example:
 
-| name | the change of the layer's output |
+| name | change of the layer's output |
 |---|---|
-| `mix_factors` | ``x (Σ w_k A_k) (Σ w_k B_k)ᵀ``: what the code of Polytropon and MHR does |
-| `mix_deltas` | ``x (Σ w_k A_k B_kᵀ)``: what the equation of the paper says |
-| `mix_outputs` | ``Σ w_k (x A_k B_kᵀ)``: equal to `mix_deltas`, computed on the activations |
+| `mix_factors` | ``x (Σ w_k A_k) (Σ w_k B_k)ᵀ``, as in the code of Polytropon and MHR |
+| `mix_deltas` | ``x (Σ w_k A_k B_kᵀ)``, as in the equation of the paper |
+| `mix_outputs` | ``Σ w_k (x A_k B_kᵀ)``, equal to `mix_deltas`, computed on activations |
 
-All three agree where one skill has weight 1 and the others 0. With H heads, `mix_factors` weighs
-each of H blocks of input features of ``A`` and of output features of ``B`` by a row of its own;
-the other two weigh blocks of output features.
+All three are equal if one skill has weight 1 and the others 0. With H heads, `mix_factors` has
+separate weights for H blocks of input features of ``A`` and of output features of ``B``; the others
+for blocks of output features.
 """
 
 import torch
@@ -22,14 +22,11 @@ from torch import Tensor
 def mix_blocks(
     stack: Float[Tensor, "K F *rest"], weights: Float[Tensor, "B H K"]
 ) -> Float[Tensor, "B F *rest"]:
-    """Average stacked tensors over the skills, each of H blocks of features by its own weights.
-
-    That is ``Σ_k weights[b, h, k] · stack[k, f]`` for example b and features f of block h.
-    """
+    """Return ``Σ_k weights[b, h, k] · stack[k, f]`` for example b and features f of block h."""
     n_examples, n_heads, n_skills = weights.shape
     shape = (n_examples, *stack.shape[1:])
     if n_heads == 1:
-        # One matrix product: the fast path, and the common one.
+        # The common case is a single matrix product.
         return (weights[:, 0] @ stack.flatten(1)).view(shape)
     blocks = stack.reshape(n_skills, n_heads, -1).transpose(0, 1)  # (H, K, F / H · rest)
     mixed = torch.bmm(weights.transpose(0, 1), blocks)  # (H, B, F / H · rest)
@@ -39,14 +36,14 @@ def mix_blocks(
 def mix_factors(
     down: Float[Tensor, "K I r"], up: Float[Tensor, "K O r"], weights: Float[Tensor, "B H K"]
 ) -> tuple[Float[Tensor, "B I r"], Float[Tensor, "B O r"]]:
-    """Return the averages of the two factors; their product is the example's low-rank change."""
+    """Return the averages of both factors, whose product is the example's low-rank change."""
     return mix_blocks(down, weights), mix_blocks(up, weights)
 
 
 def mix_deltas(
     down: Float[Tensor, "K I r"], up: Float[Tensor, "K O r"], weights: Float[Tensor, "B H K"]
 ) -> Float[Tensor, "B O I"]:
-    """Return the average products of the factors: each example's weight change, as the weight."""
+    """Return the average products of the factors: each example's change of the weight."""
     return mix_blocks(torch.bmm(up, down.transpose(1, 2)), weights)
 
 
@@ -56,13 +53,13 @@ def mix_outputs(
     up: Float[Tensor, "K O r"],
     weights: Float[Tensor, "B H K"],
 ) -> Float[Tensor, "B L O"]:
-    """Return the average of every skill's output, without a weight matrix per example.
+    """Return the average of the skills' outputs, without a weight matrix per example.
 
-    By linearity the weights may be applied to the r-dimensional activations between the factors.
+    The weights multiply the r-dimensional activations between the factors.
     """
     n_skills, _, rank = down.shape
     hidden = x @ down.transpose(0, 1).reshape(x.shape[-1], n_skills * rank)  # (B, L, K r)
-    # (B, L, 1, K r) · (B, 1, H, K r): what each head reads of each skill.
+    # (B, L, 1, K r) · (B, 1, H, K r): weighted activations per head.
     gates = weights.repeat_interleave(rank, dim=-1).unsqueeze(1)
     gated = hidden.unsqueeze(2) * gates
     n_heads = weights.shape[1]
@@ -72,7 +69,7 @@ def mix_outputs(
 
 
 def active_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype a product with ``tensor`` runs in: autocast's, or the tensor's own."""
+    """Return the dtype of products with ``tensor``: autocast's, or that of the tensor."""
     device = tensor.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

@@ -1,6 +1,6 @@
-"""Weights that bitsandbytes or torchao keep in fewer bits: recognise, unpack and hold them still.
+"""Detection and unpacking of weights that bitsandbytes or torchao quantised.
 
-Neither library is imported here unless one of its weights is met.
+A library is imported only for its own weights.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def is_packed(weight: Any) -> bool:
-    """Return whether a tensor is a weight that one of the libraries keeps."""
+    """Return whether a tensor is a weight of one of the libraries."""
     kind = type(weight)
     packed = kind.__name__ in BITSANDBYTES or kind.__module__.startswith("torchao.")
-    return packed or hasattr(weight, "quant_state")  # a part of one that is sharded
+    return packed or hasattr(weight, "quant_state")  # a part of a sharded weight
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is a product with a tensor like any other.
+    """Return whether a layer is an `nn.Linear` with an ordinary tensor as its weight.
 
-    A layer of torchao is an `nn.Linear`, too: only the class of its weight tells.
+    Layers of torchao are `nn.Linear`, too, and differ in the class of the weight.
     """
     return type(layer) is nn.Linear and type(layer.weight) in (nn.Parameter, Tensor)
 
@@ -39,13 +39,9 @@ def packed_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
-    """Return the weight of a linear layer in floating point: unpacked where it is packed.
-
-    Raises:
-        ValueError: If the weight was repacked for inference.
-    """
+    """Return the weight of a linear layer in floating point, unpacked if necessary."""
     weight: Any = layer.weight
-    # A weight that was sharded and put together has scales in the layer only.
+    # For a weight that was gathered from shards, only the layer has the scales.
     state: Any = getattr(weight, "quant_state", None) or getattr(layer, "quant_state", None)
     if state is None and not is_packed(weight):
         return weight
@@ -53,8 +49,8 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
     if state is not None:
         if getattr(state, "packing_format_for_cpu", False):
             raise ValueError(
-                "bitsandbytes has repacked a 4-bit weight for inference, with rounded scales; load "
-                "the model again, and call hold_still (mttl.aggregation.packed_weights) on it"
+                "bitsandbytes repacked a 4-bit weight for inference, with rounded scales; load the "
+                "model again and call hold_still (mttl.aggregation.packed_weights) on it"
             )
         from bitsandbytes.functional import dequantize_4bit
 
@@ -62,27 +58,26 @@ def dense_weight(layer: nn.Module) -> Float[Tensor, "O I"]:
     if kind.__name__ == "Int8Params":
         from bitsandbytes.functional import int8_vectorwise_dequant
 
-        # The scales move from the weight to the state of the layer with its first pass.
+        # The first pass moves the scales from the weight to the layer's state.
         scales: Any = weight.SCB if weight.SCB is not None else layer.state.SCB  # type: ignore[union-attr]
         return int8_vectorwise_dequant(weight.data, scales)
     if kind.dequantize is not Tensor.dequantize:
         return weight.dequantize()
-    # What only its kernel can read: its products with the unit vectors.
+    # Only its kernel can read the weight: multiply it by unit vectors.
     units = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
     return nn.functional.linear(units, weight).t()
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Return whether a layer keeps its weight as (I, O): GPT-2's do."""
+    """Return whether a layer's weight has the shape (I, O), as GPT-2's have."""
     return type(layer).__name__ == "Conv1D"
 
 
 def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    """Return the shape that a weight has for its layer, and numbers that tell it from others.
+    """Return the unpacked shape of a weight, and values that identify it.
 
-    These are the scales of its blocks, where there are any. A scale is a largest magnitude: it
-    does not depend on the machine that packs the weight, nor on the layout of its entries, and
-    it differs between weights. It is finite where the weight was.
+    These are the scales of its blocks, if there are any. As largest magnitudes they depend neither
+    on the machine that packs the weight nor on the layout, and they are finite if the weight is.
     """
     kept: Any = weight
     if not is_packed(weight):
@@ -96,7 +91,7 @@ def stored(weight: Tensor) -> tuple[tuple[int, ...], Tensor]:
 
 
 def parts(weight: Tensor) -> list[Tensor]:
-    """Return the tensors that hold a packed weight."""
+    """Return the tensors of a packed weight."""
     kept: Any = weight
     if type(weight).__name__ == "Params4bit":
         return [weight.data, kept.quant_state.absmax]
@@ -106,11 +101,10 @@ def parts(weight: Tensor) -> list[Tensor]:
 
 
 def hold_still(model: nn.Module) -> None:
-    """Keep evaluation from changing packed weights, and let gradients through all of them.
+    """Prevent changes of packed weights in evaluation, and let gradients pass through all of them.
 
-    On processors with bfloat16, bitsandbytes repacks a 4-bit weight with the first pass in
-    evaluation: scales are rounded, so that the network is another one from then on. And weights
-    that only a kernel can read stop gradients, without an error.
+    On processors with bfloat16, bitsandbytes repacks 4-bit weights in the first evaluation, with
+    rounded scales. Weights that only a kernel can read block gradients without an error.
     """
     for path, layer in packed_layers(model).items():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -122,7 +116,7 @@ def hold_still(model: nn.Module) -> None:
 
 
 class KernelLinear(nn.Linear):
-    """A linear layer whose weight only a kernel can read, with a gradient for its input."""
+    """A linear layer with a gradient for its input, whose weight only a kernel can read."""
 
     def __init__(self, layer: nn.Module) -> None:
         weight, bias = layer.weight, layer.bias
@@ -141,7 +135,7 @@ class _KernelProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, layer: KernelLinear) -> Tensor:
         ctx.layer = layer
         bias: Any = layer.bias
-        # The kernel takes one dtype, that of the scales.
+        # The kernel supports only the dtype of the scales.
         return nn.functional.linear(x.to(layer.weight.dtype), layer.weight, bias).to(x.dtype)
 
     @staticmethod
@@ -151,7 +145,7 @@ class _KernelProduct(torch.autograd.Function):
 
 
 def is_foreign(module: nn.Module) -> bool:
-    """Return whether a module keeps matrices of small whole numbers, as those of GPTQ and AWQ."""
+    """Return whether a module has integer matrices, as layers of GPTQ and AWQ have."""
     if isinstance(module, nn.Linear) or any(True for _ in module.children()):
         return False
     tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))

@@ -1,8 +1,8 @@
-r"""Task arithmetic, DARE and TIES: models as sums of a base and of what training changed.
+r"""Task arithmetic, DARE and TIES.
 
-A task vector is :math:`\tau_i = \theta_i - \theta_0`. Adding it makes the base better at what i was
-trained on, subtracting it makes it forget that. Functions of this package that merge take one
-tensor at a time, or any range of it, so that they serve models of any size.
+A task vector is :math:`\tau_i = \theta_i - \theta_0`. Adding it to the base improves it on the
+data of model i, and subtracting it makes the base forget them. The functions take one tensor at a
+time, or ranges of one, so that they support models of any size.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ def add_task_vectors(
 ) -> Float[Tensor, "*shape"]:
     r"""Return :math:`\theta_0 + \sum_i \lambda_i \tau_i`.
 
-    Contrastive parameter ensembling (CaPE) is this with the vectors of an expert and of an
-    anti-expert and the weights λ and −λ: what they have in common cancels.
+    Contrastive parameter ensembling (CaPE) has the vectors of an expert and an anti-expert, with
+    the weights λ and −λ.
 
     References:
         Ilharco et al., *Editing Models with Task Arithmetic*, ICLR 2023, arXiv:2212.04089.
@@ -41,10 +41,10 @@ def add_task_vectors(
 def drop_and_rescale(
     vector: Float[Tensor, "*shape"], density: float, generator: torch.Generator
 ) -> Float[Tensor, "*shape"]:
-    r"""Keep every entry with probability d, the density: :math:`m \odot \tau / d`.
+    r"""Return :math:`m \odot \tau / d` with a random mask m of density d (DARE).
 
-    The expectation is the vector itself. Ranges of a tensor that are drawn one after another with
-    one generator get the entries that the whole tensor would have got.
+    The expectation is the vector. Successive ranges of a tensor with one generator get the mask of
+    the whole tensor.
 
     References:
         Yu et al., *Language Models are Super Mario: Absorbing Abilities from Homologous Models as a
@@ -56,7 +56,7 @@ def drop_and_rescale(
 
 
 def mask_generator(seed: int, model: int, name: str) -> torch.Generator:
-    """Return the generator of one tensor's mask: it depends on no other tensor or model."""
+    """Return the generator of a tensor's mask, which is independent of other tensors and models."""
     digest = hashlib.sha256(f"{seed} {model} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
@@ -65,27 +65,26 @@ HALF = 16
 
 
 def kept_count(size: int, density: float) -> int:
-    """Return how many of ``size`` entries a density in (0, 1] keeps, rounded down."""
+    """Return ``density`` times ``size``, rounded down."""
     check_density(density)
     return int(density * size)
 
 
 @dataclass
 class Trimmer:
-    """Sets to 0 all but the entries of largest magnitude; give it the ranges in order, once.
+    """Sets all but the entries of largest magnitude to 0; call it on ranges in order, once each.
 
-    Among entries equal to the smallest one kept, the first are kept. A float32 that is not negative
-    has the same order as its bits read as a whole number. So two passes of counting, over the upper
-    and then the lower half of the bits, find the k-th magnitude exactly, in a table of 65,536
-    counts, for tensors too large to sort or even to hold.
+    Of entries equal to the smallest kept one, the first are kept. Non-negative float32 numbers have
+    the order of their bits as integers. So two counting passes, over the upper and the lower half
+    of the bits, find the k-th magnitude with a table of 65,536 counts, without sorting.
     """
 
-    threshold: int  # the magnitude of the smallest entry to keep, as its bits
-    ties: int  # how many entries of just that magnitude to keep
+    threshold: int  # magnitude of the smallest kept entry, as its bits
+    ties: int  # number of kept entries of that magnitude
 
     @classmethod
     def of(cls, ranges: Iterable[Float[Tensor, "..."]], kept: int) -> "Trimmer":
-        """Find the threshold in two iterations over ranges; ValueError if one is not finite."""
+        """Return a trimmer, in two iterations over the ranges; ValueError if one is not finite."""
         if kept == 0:
             return cls(threshold=2**31 - 1, ties=0)
         upper, above = _bucket((_bits(values) >> HALF for values in ranges), kept)
@@ -105,15 +104,15 @@ class Trimmer:
 
 
 def _bits(values: Tensor) -> Int[Tensor, "N"]:
-    """Return magnitudes as whole numbers of the same order."""
+    """Return magnitudes as integers of the same order."""
     magnitudes = values.detach().flatten().abs().float()
     if not magnitudes.isfinite().all():
-        raise ValueError("a task vector holds values that are not finite; its model is damaged")
+        raise ValueError("a task vector has values that are not finite; its model is damaged")
     return magnitudes.view(torch.int32)
 
 
 def _bucket(keys: Iterable[Int[Tensor, "N"]], kept: int) -> tuple[int, int]:
-    """Return the key of the ``kept``-th largest, and how many entries have larger keys."""
+    """Return the key of the ``kept``-th largest entry, and the number of larger keys."""
     counts = torch.zeros(2**HALF, dtype=torch.int64)
     for part in keys:
         counts += torch.bincount(part, minlength=2**HALF)
@@ -124,7 +123,7 @@ def _bucket(keys: Iterable[Int[Tensor, "N"]], kept: int) -> tuple[int, int]:
 
 
 def trim(vector: Float[Tensor, "*shape"], density: float) -> Float[Tensor, "*shape"]:
-    """Keep the entries of largest magnitude, a share in (0, 1], and set the others to 0."""
+    """Return a vector whose entries are 0 except for a share of the largest magnitudes."""
     kept = kept_count(vector.numel(), density)
     return Trimmer.of([vector], kept)(vector.flatten()).view_as(vector)
 
@@ -132,9 +131,9 @@ def trim(vector: Float[Tensor, "*shape"], density: float) -> Float[Tensor, "*sha
 def elect_signs(
     vectors: Sequence[Float[Tensor, "*shape"]], election: str = "total"
 ) -> Float[Tensor, "*shape"]:
-    """Return the sign of every weight: 1 or −1, and 1 where the vectors are even.
+    """Return the elected sign of every weight, 1 or −1; ties give 1.
 
-    The election sums what vectors change (``"total"``), or counts their signs (``"frequency"``).
+    The election sums the vectors (``"total"``), or their signs (``"frequency"``).
     """
     require_one_of(("total", "frequency"), election=election)
     stacked = torch.stack(list(vectors))
@@ -150,14 +149,14 @@ def merge_agreeing(
     election: str = "total",
     scale: float = 1.0,
 ) -> Float[Tensor, "*shape"]:
-    r"""Add the mean of those task vectors that agree with the elected sign, weight by weight.
+    r"""Return the base plus the mean of the task vectors that have the elected sign (TIES).
 
     .. math::
 
         \theta' = \theta_0 + \frac{s}{|A|} \sum_{i \in A} \lambda_i \tau_i, \qquad
         A = \{i : \mathrm{sign}(\tau_i) = \gamma\}
 
-    The weights λ have no vote on the sign γ. Vectors are trimmed; s is the ``scale``.
+    The weights λ do not affect the sign γ. Vectors must be trimmed; s is the ``scale``.
 
     References:
         Yadav et al., *TIES-Merging: Resolving Interference When Merging Models*, NeurIPS 2023,

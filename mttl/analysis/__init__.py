@@ -1,1 +1,1 @@
-"""What the router learned. Figures and the page need libraries that training does not."""
+"""Analysis of learned routing; figures need libraries that training does not."""

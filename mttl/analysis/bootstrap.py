@@ -1,4 +1,4 @@
-"""An interval of a mean over tasks, from scores of several trainings and few-shot samples each."""
+"""Hierarchical bootstrap interval of a mean over tasks, seeds and few-shot samples."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 Key = tuple[str, int, int, int]
 Name = TypeVar("Name", str, int)
 N_DRAWS = 2000
-SMALLEST_WIDTH = 1e-9  # of rounding; relative to the ends
-MOST_NUMBERS = 2**22  # drawn at a time
+SMALLEST_WIDTH = 1e-9  # relative to the ends; smaller widths are rounding errors
+MOST_NUMBERS = 2**22  # per block of draws
 
 
 def mean_and_interval(
@@ -25,11 +25,11 @@ def mean_and_interval(
 ) -> tuple[float, float, float]:
     """Return the mean over tasks and its interval by a hierarchical bootstrap.
 
-    Tasks are drawn with replacement, then the seeds of every fold, then the few-shot samples. A
-    training has scores of many tasks, so one draw takes the same seeds for all tasks of a fold. The
-    interval covers other tasks of this kind, trained and adapted again; without ``draw_tasks`` it
-    is about these tasks alone. Percentile intervals are too narrow for few tasks or seeds, by a
-    factor of about √(1 - 1/n). One seed leaves out the variation between trainings.
+    Tasks are drawn with replacement, then the seeds of every fold, then the few-shot samples. All
+    tasks of a fold share the drawn seeds, since they share trainings. The interval covers other
+    tasks of this kind, or these tasks alone without ``draw_tasks``. Percentile intervals are too
+    narrow for few tasks or seeds, by a factor of about √(1 - 1/n). With one seed the interval
+    lacks the variation between trainings.
 
     Returns:
         The mean and the ends of the interval. The ends are NaN for a single score or equal draws;
@@ -49,12 +49,12 @@ def mean_and_interval(
 
 
 class Cells(NamedTuple):
-    """Scores by task, fold and seed; a task has F of all folds.
+    """Scores by task, fold and seed; each task has scores in F folds.
 
     Attributes:
-        values: Scores; the seeds of a fold and the samples of a seed fill the first places.
+        values: Scores, padded at the end of the axes of seeds and samples.
         counts: Number of samples.
-        folds: Folds of each task, from 0 on.
+        folds: Folds of each task, from 0.
         n_seeds: Number of seeds of each fold.
     """
 
@@ -91,7 +91,7 @@ def _places(names: Iterable[Name]) -> dict[Name, int]:
 def task_means(
     values: Float[np.ndarray, "*D T F S M"], counts: Int[np.ndarray, "*D T F S"]
 ) -> Float[np.ndarray, "*D T"]:
-    """Return the mean of every task over its trainings; NaN of a task that has none."""
+    """Return the mean of every task over its trainings; NaN for a task without scores."""
     counted = np.arange(values.shape[-1]) < counts[..., None]
     cells = (values * counted).sum(-1) / np.maximum(counts, 1)
     n_trainings = (counts > 0).sum((-1, -2))
@@ -107,7 +107,7 @@ def mean_over_tasks(cells: Cells) -> float:
 def draw_means(
     cells: Cells, n_draws: int, rng: np.random.Generator, *, draw_tasks: bool = True
 ) -> Float[np.ndarray, "n_draws"]:
-    """Return means over tasks that are drawn again, with their seeds and samples."""
+    """Return the means of ``n_draws`` bootstrap samples of tasks, seeds and few-shot samples."""
     values, counts, folds, n_seeds = cells
     n_tasks, n_own, most_seeds, n_samples = values.shape
     # A fold with fewer seeds than others draws as many as it has.

@@ -1,4 +1,4 @@
-"""A tree of tasks from their similarity, and how well its clusters agree with categories."""
+"""Hierarchical clustering of tasks, and the agreement of clusters with categories."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,10 @@ from mttl.analysis.statistics import PermutationTest, permutation_test
 
 
 def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"]:
-    """Join the most similar tasks, then the most similar clusters, until one is left.
+    """Return SciPy's linkage matrix of an agglomerative clustering with average linkage.
 
-    The distance is 1 minus the similarity, that of clusters the mean over their pairs (average
-    linkage); neighbouring leaves are as similar as the tree allows (optimal leaf ordering).
-
-    Returns:
-        SciPy's linkage matrix: the two clusters of each merge, their distance, the tasks joined.
+    The distance of tasks is 1 minus their similarity. Leaves are ordered so that neighbours are as
+    similar as the tree allows.
     """
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
@@ -34,17 +31,17 @@ def task_order(tree: Float[np.ndarray, "T-1 4"]) -> Int[np.ndarray, "T"]:
 def tree_joints(
     tree: Float[np.ndarray, "T-1 4"],
 ) -> tuple[list[int], list[tuple[np.ndarray, np.ndarray]]]:
-    """Return the leaves in order, and the corners of every merge: places of leaves, distances."""
+    """Return the leaves in order, and the corners of every merge: positions and distances."""
     from scipy.cluster.hierarchy import dendrogram as layout
 
     drawn = layout(tree, no_plot=True)
-    # SciPy puts the leaves at 5, 15, 25 ….
+    # SciPy places the leaves at 5, 15, 25 ….
     corners = zip(np.array(drawn["icoord"]), np.array(drawn["dcoord"]), strict=True)
     return drawn["leaves"], [((places - 5) / 10, distances) for places, distances in corners]
 
 
 def task_clusters(tree: Float[np.ndarray, "T-1 4"], n_clusters: int) -> Int[np.ndarray, "T"]:
-    """Return the cluster of every task; merges at equal distances are cut together."""
+    """Return the cluster of every task; merges at equal distances are split together."""
     from scipy.cluster.hierarchy import fcluster
 
     return fcluster(tree, n_clusters, criterion="maxclust")
@@ -57,14 +54,14 @@ def category_agreement(
     n_permutations: int = 1000,
     seed: int = 0,
 ) -> PermutationTest:
-    """Return the adjusted mutual information of task clusters and categories, beside chance.
+    """Return the adjusted mutual information of task clusters and categories, with its baseline.
 
-    The tree of tasks is cut into as many clusters as there are categories. 1 is the same partition,
-    0 what chance gives on average; the baseline permutes the categories among the tasks.
+    The tree of tasks is cut into as many clusters as there are categories. Equal partitions score
+    1, and random ones 0 on average; the baseline permutes the categories among the tasks.
 
     References:
         Vinh, Epps and Bailey, *Information Theoretic Measures for Clusterings Comparison*, JMLR
-        2010. The mean of the two entropies normalises it.
+        2010; normalised by the mean of the two entropies.
     """
     labels = np.unique(list(categories), return_inverse=True)[1]
     clusters = task_clusters(task_tree(similarity), int(labels.max()) + 1) - 1
@@ -79,8 +76,7 @@ def adjusted_mutual_information(
 ) -> Float[np.ndarray, "N"]:
     r"""Return the score of each row: :math:`(I - E[I]) / ((H_1 + H_2) / 2 - E[I])`.
 
-    Rows are permutations of each other, so that all but the joint entropy are the same for all:
-    a thousand rows cost little more than one.
+    Rows must be permutations of each other, so that only the joint entropy differs between them.
     """
     from sklearn.metrics.cluster import expected_mutual_information
 
@@ -93,7 +89,7 @@ def adjusted_mutual_information(
     table = table[:, table.any(0)]
     expected = expected_mutual_information(table, labels.shape[1])
     most = apart / 2 - expected
-    # With a category per task every partition is as good as any other.
+    # If every task has its own category, all partitions have the same score.
     return (apart - joint - expected) / most if most > 1e-9 else np.zeros(len(labels))
 
 

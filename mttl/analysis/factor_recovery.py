@@ -1,8 +1,7 @@
-"""How well learned routing recovers the known factors of its tasks, such as language and operation.
+"""Scores of how well routing recovers known factors of tasks, such as language and operation.
 
-Skills have no names. They are matched to the values of a factor first, one to one, in each group of
-layers on its own. Every factor is scored alone: of two that routing reveals, the weaker would find
-the skills taken by the stronger.
+In each group of layers, skills are first matched one to one to the values of a factor. Factors are
+scored separately, so that a strong factor does not take the skills of a weaker one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +18,17 @@ _CHANCE = 0.5  # the area under the curve without information
 
 
 class FactorRecovery(NamedTuple):
-    """How well one factor is recovered, beside chance.
+    """Scores of the recovery of one factor, each with its permutation baseline.
 
     Attributes:
-        agreement: The adjusted mutual information of the factor and the tasks' clusters: each task
-            is put to the skill that it uses most, of those matched to the factor's values.
-        matching: The mean area under the ROC curve: how well a value's skill separates its tasks
-            from all others; 0.5 for a value without a skill.
-        pairs: The area under the ROC curve of the similarity of tasks: how well it separates
-            two tasks that share the factor's value from two that do not. Only tasks that differ in
-            every other factor are paired; it is 0.5 without any. Rows are compared by their cosine,
-            less their mean and what the sum of the other factors' effects explains, so that a
-            factor shows behind a stronger one, and without a skill of its own.
+        agreement: Adjusted mutual information of the factor and the tasks' clusters; a task's
+            cluster is the skill that it uses most among those matched to the factor's values.
+        matching: Mean area under the ROC curve with which the use of a value's skill separates the
+            value's tasks from all others; 0.5 for a value without a skill.
+        pairs: Area under the ROC curve with which the similarity of two tasks separates pairs with
+            the same value from others; 0.5 without pairs. Both tasks of a pair differ in all other
+            factors. The similarity is the cosine of the routing weights less their mean and their
+            additive fit by the other factors, which reveals a factor next to a stronger one.
     """
 
     agreement: PermutationTest
@@ -45,25 +43,25 @@ def factor_recovery(
     n_permutations: int = 100,
     seed: int = 0,
 ) -> dict[str, FactorRecovery | None]:
-    """Return how well the use of skills recovers every factor.
+    """Return the scores of every factor's recovery by the use of skills.
 
-    Agreement and matching are means over groups of layers, and 1 where each value of the factor has
-    a skill that its tasks use and no others; pairs compares rows of all groups at once. The
-    baseline permutes a factor's values among tasks that are equal in all other factors, and matches
-    again: what routing reveals about the others counts as chance here. If such tasks never differ
-    in the factor (others determine it, or it has one value only), the result is None.
+    Agreement and matching are means over groups of layers, and 1 if each value of the factor has a
+    skill that all its tasks use and no others; pairs compares all groups at once. The baseline
+    permutes a factor's values among tasks that are equal in all other factors, and matches again,
+    so the other factors do not contribute. If such tasks never differ in the factor (the others
+    determine it, or it has one value only), the result is None.
 
     Args:
-        use: How much each task uses each skill: probabilities or weights; heads are groups.
-        factors: By name of a factor, its value for every task.
-        n_permutations: Of the baseline, at least 1.
-        seed: Of the baseline.
+        use: Use of each skill by each task, probabilities or weights; heads count as groups.
+        factors: Value of every task, by name of the factor.
+        n_permutations: Number of permutations, at least 1.
+        seed: Seed of the permutations.
 
     Raises:
-        ValueError: If a use is not finite: it would stand out from every permutation.
+        ValueError: If an entry of ``use`` is infinite or NaN.
     """
     if not np.isfinite(use).all():
-        raise ValueError("the use of skills must be finite; some is infinite or not a number")
+        raise ValueError("the use of skills must be finite; an entry is infinite or NaN")
     labels = {
         name: np.unique(list(values), return_inverse=True)[1] for name, values in factors.items()
     }
@@ -94,7 +92,7 @@ def _scorer(
     one, two = np.triu_indices(len(similarity), 1)
     apart = (others[:, one] != others[:, two]).all(0)
     one, two = one[apart], two[apart]
-    # Equal likenesses differ by rounding, and their ranks must not.
+    # Rounded, since equal similarities differ by rounding errors and would differ in rank.
     pair_ranks = _ranks(similarity[one, two].round(9)[None, :, None])[0]  # (P, 1)
 
     def matching(group: int, members: Bool[np.ndarray, "V T"]) -> tuple[float, float]:
@@ -114,7 +112,7 @@ def _scorer(
 def _unexplained(
     use: Float[np.ndarray, "G T K"], others: Int[np.ndarray, "F T"]
 ) -> Float[np.ndarray, "G T K"]:
-    """Return the rows less their least-squares fit by the sum of an effect of each factor."""
+    """Return the residuals of a least-squares fit by an effect of each other factor."""
     effects = [row[:, None] == np.arange(row.max() + 1) for row in others]
     design = np.concatenate([np.ones((use.shape[1], 1)), *effects], axis=1)
     return use - design @ (np.linalg.pinv(design) @ use)
@@ -130,7 +128,7 @@ def _within(blocks: Int[np.ndarray, "T"], generator: np.random.Generator) -> Int
 
 
 def _ranks(values: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:
-    """The ranks along the second axis, from 1; equal ones share the mean of theirs."""
+    """Return the ranks along the second axis, from 1; ties share their mean rank."""
     from scipy.stats import rankdata
 
     return rankdata(values, axis=1)
@@ -139,7 +137,7 @@ def _ranks(values: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:
 def _areas(
     ranks: Float[np.ndarray, "N K"], members: Bool[np.ndarray, "V N"]
 ) -> Float[np.ndarray, "V K"]:
-    """Return how well each column separates members from others; 0.5 without either."""
+    """Return areas under the ROC curve of members against others; 0.5 if one set is empty."""
     n_inside = members.sum(1, keepdims=True)
     n_pairs = n_inside * (members.shape[1] - n_inside)
     above = members @ ranks - n_inside * (n_inside + 1) / 2
@@ -161,12 +159,12 @@ def _match(
 
 
 def _most_used(use: Float[np.ndarray, "T K"], skills: Int[np.ndarray, "N"]) -> Int[np.ndarray, "T"]:
-    """Return the skill that each task uses most, from 1; 0 if it uses all equally."""
+    """Return the number of each task's most used skill, from 1; 0 if it uses all equally."""
     if not len(skills):
         return np.zeros(len(use), dtype=int)
     chosen = use[:, skills]
     equal = chosen.max(1) == chosen.min(1)
-    # Of a single skill, those who use it more than the mean task does.
+    # For a single skill, the tasks are those above the mean use.
     if len(skills) == 1:
         return (chosen[:, 0] > chosen.mean()).astype(int)
     return np.where(equal, 0, chosen.argmax(1) + 1)

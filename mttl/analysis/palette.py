@@ -1,14 +1,14 @@
 """The colour and the marker of each category of tasks.
 
 References:
-    Okabe and Ito, *Color Universal Design*, 2008: colours for colour-blind readers, too.
+    Okabe and Ito, *Color Universal Design*, 2008: colours that colour-blind readers distinguish.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNKNOWN = "unknown"
-# Fill of the marker, and a darker shade of it in which text has a contrast of 4.5 on white.
+# Fill of the marker, and a darker shade for text, with a contrast of 4.5 on white.
 COLOURS = (
     ("#0072B2", "#0072B2"),
     ("#D55E00", "#B24E00"),
@@ -18,14 +18,14 @@ COLOURS = (
     ("#56B4E9", "#1F78AD"),
     ("#000000", "#000000"),
 )
-# As many that their number has no divisor in common with that of the colours: 70 pairs.
+# Ten markers and seven colours are coprime, which gives 70 different pairs.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "h")
 NO_COLOUR = ("#999999", "#666666")
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a category is drawn."""
+    """The colours and the marker of a category."""
 
     fill: str
     ink: str
@@ -33,7 +33,7 @@ class Look:
 
 
 def category_looks(categories: Sequence[str]) -> dict[str, Look]:
-    """Give every category a look of its own; `UNKNOWN` is a grey circle."""
+    """Return a unique look for every category; that of `UNKNOWN` is a grey circle."""
     known = sorted(set(categories) - {UNKNOWN})
     looks = {
         name: Look(*COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])

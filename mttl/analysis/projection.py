@@ -1,4 +1,4 @@
-"""Which tasks have similar routing, and tasks as points in the plane."""
+"""Similarity of tasks by their routing, and projections of tasks to the plane."""
 
 from typing import Any, Literal
 
@@ -7,20 +7,19 @@ from jaxtyping import Float
 
 
 def task_rows(weights: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "T GK"]:
-    """Return one row per task: its weights in all groups, one after the other."""
+    """Return one row per task: its weights in all groups, concatenated."""
     return np.moveaxis(np.asarray(weights, dtype=np.float64), 1, 0).reshape(weights.shape[1], -1)
 
 
 def task_similarity(
     weights: Float[np.ndarray, "G T K"], measure: Literal["correlation", "cosine"] = "correlation"
 ) -> Float[np.ndarray, "T T"]:
-    r"""Compare all tasks by their routing.
+    r"""Return the similarity of all pairs of tasks by their routing.
 
     With :math:`x_t` the row of task t (see `task_rows`), the cosine is
     :math:`x_s \cdot x_t / \lVert x_s \rVert \lVert x_t \rVert`; the correlation is the cosine of
-    rows less their mean. It is the default: mixing weights are positive, so that all of their
-    cosines are near 1. Rows without a direction (constant ones, under correlation) are like each
-    other and unlike the rest.
+    rows less their mean. It is the default, since cosines of positive weights are all near 1. Rows
+    that are zero (constant for the correlation) have similarity 1 to each other and 0 to the rest.
     """
     rows = task_rows(weights)
     if measure == "correlation":
@@ -36,11 +35,9 @@ def task_similarity(
 def principal_components(
     weights: Float[np.ndarray, "G T K"],
 ) -> tuple[Float[np.ndarray, "T 2"], Float[np.ndarray, "2"]]:
-    """Project the tasks' rows on the two directions in which they vary most.
+    """Return the tasks' first two principal components, and their shares of the variance.
 
-    Returns:
-        The points, and the share of the variance along each axis. The sign of an axis is fixed:
-        its largest coordinate is positive.
+    The sign of an axis is fixed: the coordinate of largest magnitude is positive.
     """
     variance = _components(task_rows(weights))[2]
     return on_components(weights, weights.swapaxes(0, 1)), variance[:2] / max(variance.sum(), 1e-12)
@@ -49,7 +46,7 @@ def principal_components(
 def on_components(
     weights: Float[np.ndarray, "G T K"], rows: Float[np.ndarray, "N G K"]
 ) -> Float[np.ndarray, "N 2"]:
-    """Return where other rows are on the map of tasks that `principal_components` draws."""
+    """Return the coordinates of other rows on the axes of `principal_components`."""
     centre, axes, _ = _components(task_rows(weights))
     return (rows.reshape(len(rows), -1) - centre) @ axes.T
 
@@ -57,7 +54,7 @@ def on_components(
 def _components(
     rows: Float[np.ndarray, "T D"],
 ) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "2 D"], Float[np.ndarray, "N"]]:
-    """Return the mean of rows, the two axes, and the variance along all of them."""
+    """Return the mean of the rows, the first two axes, and the variance along all axes."""
     centre = rows.mean(0)
     _, scale, axes = np.linalg.svd(rows - centre, full_matrices=False)
     axes = np.pad(axes[:2], ((0, max(0, 2 - len(axes))), (0, 0)))
@@ -69,7 +66,7 @@ def _components(
 def umap_projection(
     weights: Float[np.ndarray, "G T K"], *, n_neighbors: int = 8, seed: int = 0
 ) -> Float[np.ndarray, "T 2"]:
-    """Lay the tasks out so that neighbours by correlation stay neighbours.
+    """Return tasks in the plane by UMAP, which keeps neighbours by correlation together.
 
     Raises:
         ImportError: If ``umap-learn`` is not installed.
@@ -84,8 +81,8 @@ def umap_projection(
     projection: Any = umap.UMAP(
         n_neighbors=min(n_neighbors, len(rows) - 1),
         metric="correlation",
-        init="random",  # the spectral start fails for a handful of tasks
+        init="random",  # spectral initialisation fails for few tasks
         random_state=seed,
-        n_jobs=1,  # what a seed needs
+        n_jobs=1,  # required by a seed
     )
     return np.asarray(projection.fit_transform(rows))

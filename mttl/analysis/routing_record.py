@@ -1,4 +1,4 @@
-"""The files of a run about its routing.
+"""Readers of a run's files about its routing.
 
 | file | content |
 |---|---|
@@ -6,11 +6,11 @@
 | ``plots/routing_history.npz`` | the same over training: ``steps (S,)``, ``weights (S, G, T, K)`` |
 | ``metrics.csv`` | columns ``routing/…``: the statistics over training |
 
-With several heads each head is a group. Probabilities are what the router says of itself before it
-normalises. Damaged files are a `CheckpointError`.
+With several heads each head is a group. Probabilities are those of the router before
+normalisation. Damaged files raise `CheckpointError`.
 
-`mttl ablate` writes ``RUN/ablation/ablation.npz``, how tasks change where a skill is switched off:
-an `Ablation` of P parts of the network, and ``losses_before`` and ``scores_before (T,)``.
+`mttl ablate` writes ``RUN/ablation/ablation.npz``: an `Ablation` of P parts of the network, and
+``losses_before`` and ``scores_before (T,)``.
 """
 
 import math
@@ -45,10 +45,10 @@ class RoutingRecord:
 
     Attributes:
         groups: Names of the groups of layers.
-        weights: Mixing weights of the weights that the run kept.
-        probabilities: How likely each task is to use each skill, before normalisation.
-        history: How the weights came about, if the run recorded it.
-        curves: The statistics over training, by name (``discreteness``, ``encoder/usage`` …).
+        weights: Mixing weights of the kept checkpoint.
+        probabilities: Probability that each task uses each skill, before normalisation.
+        history: Mixing weights over training, if the run recorded them.
+        curves: Statistics over training, by name (``discreteness``, ``encoder/usage`` …).
     """
 
     folder: Path
@@ -61,17 +61,13 @@ class RoutingRecord:
 
 
 def read_record(folder: str | Path) -> RoutingRecord:
-    """Read what a run wrote down about its routing.
-
-    Raises:
-        CheckpointError: If the run has no ``plots/routing.npz``, or a file is damaged.
-    """
+    """Return the routing of a run, from its files."""
     folder = Path(folder)
     path = folder / "plots" / "routing.npz"
     if not path.is_file():
         raise CheckpointError(
-            f"'{path}' does not exist. Give the folder of a run that has ended: training writes "
-            "this file last. An interrupted run is finished with --resume"
+            f"'{path}' does not exist. Give the folder of a finished run, since training writes "
+            "this file last; finish an interrupted run with --resume"
         )
     names = ("tasks", "groups", "weights", "probabilities")
     tasks, groups, weights, probabilities = read_arrays(path, names).values()
@@ -92,7 +88,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
 
 
 def read_history(folder: Path) -> RoutingHistory | None:
-    """Read the mixing weights over a training or an adaptation, if they were written down."""
+    """Return the mixing weights over a training or an adaptation, or None if not recorded."""
     path = folder / "plots" / "routing_history.npz"
     if not os.path.lexists(path):
         return None
@@ -101,7 +97,7 @@ def read_history(folder: Path) -> RoutingHistory | None:
 
 
 def read_metrics(folder: Path) -> Curves:
-    """Return the columns of ``metrics.csv`` over the steps; only finite values are kept."""
+    """Return the finite values of each column of ``metrics.csv``, with their steps."""
     path = folder / "metrics.csv"
     if not os.path.lexists(path):
         return {}
@@ -119,13 +115,13 @@ def read_metrics(folder: Path) -> Curves:
 
 @dataclass(frozen=True)
 class Ablation:
-    """How tasks change where a skill is switched off, in some layers.
+    """Changes of tasks when a skill is switched off in some layers.
 
     Attributes:
-        pairs: The skills of every group in the common order, by which they are numbered where one
-            is switched off in all.
-        losses: Change of the loss; more is worse.
-        scores: Change of the score, if it was asked for; less is worse.
+        pairs: Skills of every group in the common order, which numbers skills that are switched
+            off in all groups.
+        losses: Change of the loss; higher is worse.
+        scores: Change of the score, if it was computed; lower is worse.
     """
 
     tasks: tuple[str, ...]
@@ -136,22 +132,22 @@ class Ablation:
     scores: Float[np.ndarray, "P T K"] | None
 
     def is_of(self, record: RoutingRecord) -> bool:
-        """Tell whether tasks and groups of layers are those of a run."""
+        """Return whether tasks and groups of layers are those of a run."""
         return (self.tasks, self.groups) == (record.tasks, record.groups)
 
     @property
     def quantity(self) -> str:
-        """What `changes` are of."""
+        """The quantity of `changes`: ``"loss"`` or ``"score"``."""
         return "loss" if self.scores is None else "score"
 
     @property
     def changes(self) -> Float[np.ndarray, "P T K"]:
-        """The changes of the score, in points of a hundred, else of the loss."""
+        """The changes of the score in percentage points if it was computed, else of the loss."""
         return self.losses if self.scores is None else 100 * self.scores
 
 
 def read_ablation(path: Path) -> Ablation | None:
-    """Read what was written down, if it was; damage is a `CheckpointError`."""
+    """Return the ablation of a run or file, or None; `CheckpointError` if it is damaged."""
     path = path / FOLDER / FILE if path.is_dir() else path
     if not os.path.lexists(path):
         return None
@@ -164,7 +160,7 @@ def read_ablation(path: Path) -> Ablation | None:
 def read_arrays(
     path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """Read arrays of an ``.npz`` file; one that is absent, or damage, is a `CheckpointError`."""
+    """Return arrays of an ``.npz`` file; `CheckpointError` if it is damaged or lacks a name."""
     try:
         arrays = load_arrays(path)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The routing of a run and what follows from it, computed once."""
+"""The routing of a run, with cached similarities, trees and statistics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,14 +18,14 @@ from mttl.io.errors import TaskError
 
 @dataclass(frozen=True)
 class RoutingView:
-    """What tables, figures and the page show of a run.
+    """The routing of a run as tables, figures and the interactive page show it.
 
     Attributes:
-        record: What the run wrote down.
-        categories: One per task.
-        trails: How the rows of adapted tasks moved over their adaptation, by name.
-        members: What the skills are, where they are those of a library: the same in all groups.
-        tokens: What its tokens chose, for the page.
+        record: Routing files of the run.
+        categories: Category of every task.
+        trails: Routing weights of adapted tasks over their adaptation, by name.
+        members: Names of the skills if they are members of a library, equal in all groups.
+        tokens: Experts that the run's tokens chose, for the page.
     """
 
     record: RoutingRecord
@@ -36,7 +36,7 @@ class RoutingView:
 
     @property
     def name(self) -> str:
-        """What to call the run."""
+        """The name of the run's folder."""
         return self.record.folder.resolve().name
 
     @cached_property
@@ -46,9 +46,9 @@ class RoutingView:
 
     @cached_property
     def pairs(self) -> Int[np.ndarray, "G K"]:
-        """The skills of every group of layers in the order that is common to all.
+        """The skills of every group of layers in the common order.
 
-        Members of a library are in the order of the tasks that they are called like.
+        Members of a library are in the order of the tasks with their names.
         """
         if not self.members:
             return align_groups(self.record.weights)
@@ -58,12 +58,12 @@ class RoutingView:
 
     @property
     def skills(self) -> list[str]:
-        """What the skills are called in that order; nothing where they have numbers alone."""
+        """The names of the skills in that order; empty if they have only numbers."""
         return [self.members[skill] for skill in self.pairs[0]] if self.members else []
 
     @cached_property
     def mean(self) -> Float[np.ndarray, "T K"]:
-        """The mixing weights, a mean over groups of layers whose skills are matched."""
+        """The mean of the mixing weights over groups of layers with matched skills."""
         return matched(self.record.weights, self.pairs).mean(0)
 
     @cached_property
@@ -83,7 +83,7 @@ class RoutingView:
 
     @cached_property
     def curves(self) -> Curves:
-        """The statistics over training: those that were logged, and the one of the history."""
+        """The statistics over training: the logged ones, and effective skills of the history."""
         curves = dict(self.record.curves)
         if self.record.history is not None:
             steps, weights = self.record.history.steps, self.record.history.weights
@@ -92,11 +92,7 @@ class RoutingView:
         return curves
 
     def aligned_with(self, first: "RoutingView") -> "RoutingView":
-        """Return this run with tasks and groups of layers in the order of another.
-
-        Raises:
-            TaskError: If the runs differ in tasks, groups of layers or number of skills.
-        """
+        """Return this run with tasks and groups of layers in the order of another."""
         one, other = first.record, self.record
         runs, hint = f"'{one.folder}' and '{other.folder}'", "Compare runs of different seeds"
         for what in ("tasks", "groups"):

@@ -1,7 +1,7 @@
-"""Whether two runs, or the layers of one, have the same skills.
+"""Matching of the skills of two runs, or of the groups of layers of one run.
 
-Skills have no names: the third of one run may be the fifth of another, and so with groups of
-layers. They are matched before anything is averaged.
+Numbers of skills are arbitrary: the third skill of one run or group of layers may correspond to
+the fifth of another. Skills are matched before anything is averaged.
 """
 
 import numpy as np
@@ -15,10 +15,9 @@ MOST_ROUNDS = 20
 def match_skills(
     first: Float[np.ndarray, "G T K"], second: Float[np.ndarray, "G T K"]
 ) -> Int[np.ndarray, "G K"]:
-    """Pair the skills of two runs, one to one, so that their tasks' weights correlate most.
+    """Return for each group the second run's skills in the order of the first; see `matched`.
 
-    Returns:
-        For each group the skills of the second run in the order of the first's; see `matched`.
+    The one-to-one matching maximises the correlation of the tasks' weights.
     """
     return _assign(_correlations(_standardised(first), _standardised(second)))[0]
 
@@ -26,18 +25,15 @@ def match_skills(
 def matched(
     weights: Float[np.ndarray, "G T K"], pairs: Int[np.ndarray, "G K"]
 ) -> Float[np.ndarray, "G T K"]:
-    """Return weights whose skills are reordered as `match_skills` says."""
+    """Return the weights with their skills reordered by ``pairs``."""
     return np.take_along_axis(weights, pairs[:, None, :], axis=2)
 
 
 def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
-    """Order the skills of all groups of layers in one way, to make means over groups meaningful.
+    """Return for each group of layers its skills in one common order; see `matched`.
 
-    Every group's skills are matched, one to one, to the mean of the groups that are matched
-    already, and then to the mean of all until nothing changes. Those that are used most come first.
-
-    Returns:
-        For each group its skills in the common order; see `matched`.
+    Every group's skills are matched, one to one, to the mean of the groups matched before, and then
+    to the mean of all until nothing changes. The most used skills come first.
     """
     rows = _standardised(weights)
     pairs = np.tile(np.arange(weights.shape[2]), (len(weights), 1))
@@ -57,9 +53,9 @@ def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
 def group_agreement(
     weights: Float[np.ndarray, "G T K"], *, n_permutations: int = 100, seed: int = 0
 ) -> PermutationTest | None:
-    """Return how much matched skills of different groups of layers correlate, beside chance.
+    """Return the mean correlation of matched skills between groups of layers; None for one group.
 
-    The baseline permutes the tasks of every group on its own, and matches again.
+    The baseline permutes the tasks of every group independently, and matches again.
     """
     if len(weights) == 1:
         return None
@@ -78,14 +74,11 @@ def matched_correlation(
     n_permutations: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[np.ndarray, "G"], PermutationTest]:
-    """Return how much the matched skills of two runs correlate, beside chance.
+    """Return the correlation of matched skills of two runs: mean per group, and mean over groups.
 
-    Matching finds correlation in noise too. The baseline permutes the tasks of the second run, the
-    same way in all groups, and matches again. A skill that all tasks use equally correlates with
-    none (0).
-
-    Returns:
-        The mean correlation in every group, and its mean over groups.
+    The baseline permutes the tasks of the second run, equally in all groups, and matches again,
+    since matching finds correlations in noise. A skill that all tasks use equally has correlation
+    0.
     """
     one, other = _standardised(first), _standardised(second)
     by_group = _assign(_correlations(one, other))[1]
@@ -100,13 +93,13 @@ def matched_correlation(
 def _agreement(weights: Float[np.ndarray, "G T K"]) -> float:
     rows = matched(_standardised(weights), align_groups(weights))
     total, n_groups = rows.sum(0), len(rows)
-    # Of all pairs of groups: what the sum has with itself, less every group with itself.
+    # Sum over pairs of groups: the square of the sum less the squares of the groups.
     pairs = (total**2).sum(0) - (rows**2).sum((0, 1))
     return float(pairs.mean() / (n_groups * (n_groups - 1)))
 
 
 def _standardised(weights: Float[np.ndarray, "G T K"]) -> Float[np.ndarray, "G T K"]:
-    """Columns less their mean, of length 1; constant ones are zero."""
+    """Return columns less their mean, scaled to length 1; constant columns become zero."""
     centred = np.asarray(weights, dtype=np.float64)
     centred = centred - centred.mean(1, keepdims=True)
     norms = np.linalg.norm(centred, axis=1, keepdims=True)
@@ -122,7 +115,7 @@ def _correlations(
 def _assign(
     correlations: Float[np.ndarray, "G K K"],
 ) -> tuple[Int[np.ndarray, "G K"], Float[np.ndarray, "G"]]:
-    """The best pairs of every group and their mean correlation (the Hungarian method)."""
+    """Return every group's best matching (Hungarian method) and its mean correlation."""
     from scipy.optimize import linear_sum_assignment
 
     pairs = np.array([linear_sum_assignment(-table)[1] for table in correlations])

@@ -1,4 +1,4 @@
-"""Statistics of a routing matrix, of the whole and by layer, and permutation tests.
+"""Statistics of a routing matrix, as a whole and by layer, and permutation tests.
 
 The four statistics are discreteness, active cells, usage and effective skills.
 
@@ -32,17 +32,17 @@ def discreteness(probabilities: Float[Tensor, "G T H K"]) -> float:
 
 
 def active_cells(probabilities: Float[Tensor, "G T H K"]) -> float:
-    """Return the share of active cells: those with a probability above one half.
+    """Return the share of cells with a probability above one half.
 
-    The paper calls it sparsity; it grows as the matrix gets denser.
+    The paper calls this sparsity, although it is higher for denser matrices.
     """
     return float((probabilities > 0.5).double().mean())
 
 
 def usage(probabilities: Float[Tensor, "G T H K"]) -> float:
-    """Return how evenly skills are used: the entropy of the column sums over its maximum.
+    """Return the evenness of skill use: the entropy of the column sums over its maximum.
 
-    Averaged over groups and heads; 1 if all skills are used equally, 0 if one serves all.
+    Averaged over groups and heads; 1 if all skills are used equally, 0 if all tasks use one skill.
     """
     n_skills = probabilities.shape[-1]
     if n_skills == 1:
@@ -53,10 +53,10 @@ def usage(probabilities: Float[Tensor, "G T H K"]) -> float:
 
 
 def effective_skills(use: Float[Tensor, "G T H K"]) -> Float[Tensor, "T"]:
-    r"""Return how many skills each task mixes, by effect.
+    r"""Return the effective number of skills of each task.
 
-    With :math:`q` the row of a task divided by its sum, :math:`\exp(-\sum_k q_k \log q_k)`: n for
-    n equally used skills, 1 for a single one, 0 for a row without any. Averaged over groups and
+    It is :math:`\exp(-\sum_k q_k \log q_k)` with :math:`q` the task's row divided by its sum: n
+    for n equally used skills, 1 for a single one, 0 for a row of zeros. Averaged over groups and
     heads; the mean of the result is the statistic of the whole matrix.
     """
     total = use.double().sum(-1, keepdim=True)
@@ -71,7 +71,7 @@ def layer_statistics(probabilities: Float[np.ndarray, "G T K"]) -> Float[np.ndar
     return np.array(
         [
             (discreteness(p), active_cells(p), usage(p), float(effective_skills(p).mean()))
-            for p in rows[:, None, :, None]  # one group of one head at a time
+            for p in rows[:, None, :, None]  # one group, with one head, at a time
         ]
     )
 
@@ -83,7 +83,7 @@ def stack_of(group: str) -> str:
 
 
 def stacks_of(groups: Sequence[str]) -> list[str]:
-    """Return the stack of every group; ``""`` for all where the model is of one stack."""
+    """Return the stack of every group; ``""`` for all groups if the model has one stack."""
     stacks = [stack_of(group) for group in groups]
     return stacks if set(STACKS) <= set(stacks) else [""] * len(stacks)
 
@@ -91,7 +91,7 @@ def stacks_of(groups: Sequence[str]) -> list[str]:
 def stack_means(
     values: Float[np.ndarray, "G N"], groups: Sequence[str]
 ) -> dict[str, Float[np.ndarray, "N"]]:
-    """Return the means over all groups, and of encoder and decoder apart where there are both."""
+    """Return the means over all groups, and those of encoder and decoder if there are both."""
     stacks = np.array(stacks_of(groups))
     means = {stack: values[stacks == stack].mean(0) for stack in STACKS if stack in stacks}
     return means | {ALL: values.mean(0)}
@@ -102,7 +102,7 @@ def effective_skills_over_training(
 ) -> dict[str, Float[np.ndarray, "S"]]:
     """Return the mean effective number of skills per task at every step, by stack.
 
-    It is the one statistic that mixing weights tell: normalising a row does not change it.
+    It follows from mixing weights, since normalising a row does not change it.
     """
     use = torch.from_numpy(np.asarray(weights, dtype=np.float64)).clamp_min(0)
     numbers = np.array(
@@ -123,11 +123,10 @@ class PermutationTest:
 
 
 def permutation_test(value: float, permuted: Float[np.ndarray, "N"]) -> PermutationTest:
-    r"""Compare a value with those of permuted data.
+    r"""Return a permutation test of a value against those of permuted data.
 
-    The p-value is :math:`(1 + \#\{b \ge v\}) / (1 + N)`: what was found is one of the
-    permutations too, so that it is never 0 (Phipson and Smyth, *Permutation P-values Should Never
-    Be Zero*, SAGMB 2010).
+    The p-value is :math:`(1 + \#\{b \ge v\}) / (1 + N)`, which is never 0 (Phipson and Smyth,
+    *Permutation P-values Should Never Be Zero*, SAGMB 2010).
     """
     # Equal values may differ by rounding.
     reached = int((permuted >= value - 1e-12).sum())

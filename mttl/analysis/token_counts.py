@@ -1,16 +1,16 @@
-"""Which expert was chosen for which token, after which token, of which task, and how evenly."""
+"""Counts of the experts that tokens choose, by token, preceding token and task."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
-# Keys of one layer are merged when there are more.
+# Largest number of keys of one layer before they are merged.
 MOST_KEYS = 2_000_000
 
 
 class TokenCounts:
-    """Collects choices, layer by layer; the token ``n_tokens`` stands for the start of a text."""
+    """Counts of choices by layer; the token ``n_tokens`` stands for the start of a text."""
 
     def __init__(self, n_layers: int, n_tasks: int, n_experts: int, n_tokens: int) -> None:
         self.n_experts = n_experts
@@ -40,7 +40,7 @@ class TokenCounts:
             self._merge(layer)
 
     def bigrams(self, layer: int) -> "Bigrams":
-        """Return what a layer chose, by expert, preceding token and token."""
+        """Return the counts of a layer by expert, preceding token and token."""
         self._merge(layer)
         rest, tokens = np.divmod(self._keys[layer], self.n_tokens + 1)
         experts, previous = np.divmod(rest, self.n_tokens + 1)
@@ -53,7 +53,7 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Bigrams:
-    """How often a layer chose an expert for a token after another token, for what occurred.
+    """Counts of a layer's choices by expert, preceding token and token, without zeros.
 
     The token before the first one of a text is V.
     """
@@ -65,35 +65,31 @@ class Bigrams:
     n_experts: int
 
     def table(self, values: Int[np.ndarray, "C"]) -> tuple[Int[np.ndarray, "A"], np.ndarray]:
-        """Return which tokens occurred, and how often each went to each expert (A, E).
-
-        Args:
-            values: ``tokens`` or ``previous``.
-        """
+        """Return the distinct ``values``, tokens or previous, and their counts by expert (A, E)."""
         found, where = np.unique(values, return_inverse=True)
         table = np.zeros((len(found), self.n_experts), dtype=np.int64)
         np.add.at(table, (where, self.experts), self.counts)
         return found, table
 
     def commonest_before(self, expert: int, token: int) -> int:
-        """Return the token that stood most often before one that went to an expert."""
+        """Return the commonest token before a token, among those that went to an expert."""
         here = (self.experts == expert) & (self.tokens == token)
         return int(self.previous[here][self.counts[here].argmax()])
 
 
 def load_entropy(loads: Float[np.ndarray, "*layers E"]) -> Float[np.ndarray, "*layers"]:
-    """Return entropy over its maximum: 1 for equal loads, 0 if one expert (or none) has all."""
+    """Return the entropy over its maximum: 1 for equal loads, 0 if one expert has all or none."""
     totals = loads.sum(-1, keepdims=True)
     shares = np.divide(loads, totals, out=np.zeros(loads.shape), where=totals > 0)
     return _entropy(shares) / np.log(loads.shape[-1])
 
 
 def mutual_information(counts: Int[np.ndarray, "A E"]) -> float:
-    """Return how many bits one variable tells about the other, corrected for chance.
+    """Return the mutual information of rows and columns in bits, with the Miller-Madow correction.
 
-    The plug-in estimate of a table with a rows, e columns and n entries is too large by about
-    (a - 1)(e - 1) / (2 n) nats where nothing is shared (Miller and Madow); that is taken off. Rows
-    and columns without an entry do not count.
+    The plug-in estimate of independent variables is too large by about (a - 1)(e - 1) / (2 n)
+    nats for a rows, e columns and n entries; this is subtracted. Empty rows and columns do not
+    count.
     """
     table = counts[counts.sum(1) > 0][:, counts.sum(0) > 0].astype(np.float64)
     total = table.sum()
@@ -106,7 +102,7 @@ def mutual_information(counts: Int[np.ndarray, "A E"]) -> float:
 
 
 def entropy_bits(counts: Float[np.ndarray, "E"]) -> float:
-    """Return the entropy of a distribution in bits, the most another variable can tell about it."""
+    """Return the entropy in bits, an upper bound on the mutual information."""
     total = counts.sum()
     return float(_entropy(counts / total) / np.log(2)) if total else 0.0
 

@@ -1,9 +1,9 @@
-"""The files of a run about the experts that its tokens chose.
+"""Readers and writers of a run's files about the experts that its tokens chose.
 
 | file | content |
 |---|---|
-| ``plots/token_routing.npz`` | choices of the weights that the run kept, on its evaluation rows |
-| ``plots/token_history.npz`` | loads while training: ``steps (S,)``, ``load (S, M, E)``, \
+| ``plots/token_routing.npz`` | choices of the kept checkpoint on the evaluation rows |
+| ``plots/token_history.npz`` | loads during training: ``steps (S,)``, ``load (S, M, E)``, \
 ``dropped (S, M)``, ``layers (M,)`` |
 """
 
@@ -27,7 +27,7 @@ from mttl.analysis.token_counts import (
 from mttl.io.files import atomic_path
 
 N_TOP = 10  # tokens listed for each expert
-START = "start"  # in the place of a token before the first
+START = "start"  # stands for the token before the first
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,16 @@ class TokenRoutingRecord:
     """Choices of the tokens of a run. A pair is a token and an expert that it chose.
 
     Attributes:
-        counts: Pairs by layer, task and expert.
-        dropped: Share of pairs that found no room.
-        token_bits: What a token tells about its expert, in bits; likewise the token before it, and
-            its task.
-        expert_bits: The most that anything could tell: the entropy of the loads.
-        tokens: The tokens that chose an expert most often; "" where there are fewer.
-        token_shares: Of all that these tokens chose in the layer, the share of this expert.
-        before: The token that stood most often before them there.
-        previous: The commonest tokens before those that chose an expert.
+        counts: Number of pairs by layer, task and expert.
+        dropped: Share of pairs that exceeded the capacity of their expert.
+        token_bits: Mutual information of expert and token, in bits.
+        previous_bits: Mutual information of expert and preceding token.
+        task_bits: Mutual information of expert and task.
+        expert_bits: Entropy of the loads, which bounds the mutual information.
+        tokens: Tokens that chose an expert most often, padded with "".
+        token_shares: Share of this expert among all choices of each of these tokens in the layer.
+        before: Commonest token before each of these tokens.
+        previous: Commonest tokens before all tokens that chose an expert.
     """
 
     folder: Path
@@ -73,7 +74,7 @@ class TokenRoutingRecord:
         return load_entropy(self.counts.sum(1))
 
     def as_routing(self) -> RoutingRecord:
-        """Return how the tokens of each task are shared among experts, as a routing of tasks."""
+        """Return the shares of each task's tokens among experts, as a routing of tasks."""
         totals = self.counts.sum(2, keepdims=True)
         shares = np.where(totals > 0, self.counts / np.maximum(totals, 1), 1 / self.counts.shape[2])
         return RoutingRecord(self.folder, self.tasks, self.layers, shares, shares)
@@ -81,7 +82,7 @@ class TokenRoutingRecord:
 
 @dataclass(frozen=True)
 class LoadHistory:
-    """The loads over training: shares of each layer's pairs since the record before."""
+    """The loads over training: shares of each layer's pairs since the previous record."""
 
     steps: Int[np.ndarray, "S"]
     load: Float[np.ndarray, "S M E"]
@@ -117,7 +118,7 @@ def write_token_record(
 
 
 def _layer(bigrams: Bigrams, text: Callable[[int], str]) -> Mapping[str, Any]:
-    """Return the row of one layer: what tokens tell, and the commonest of each expert."""
+    """Return one layer's mutual information and the commonest tokens of each expert."""
     ids, table = bigrams.table(bigrams.tokens)
     previous_ids, previous_table = bigrams.table(bigrams.previous)
     shape, texts = (bigrams.n_experts, N_TOP), ("tokens", "before", "previous")
@@ -144,12 +145,12 @@ def _commonest(counts: np.ndarray) -> list[int]:
 
 
 def has_token_record(folder: str | Path) -> bool:
-    """Return whether a run wrote down what its tokens chose."""
+    """Return whether a run has a record of the experts that its tokens chose."""
     return (Path(folder) / "plots" / "token_routing.npz").is_file()
 
 
 def read_token_record(folder: str | Path) -> TokenRoutingRecord:
-    """Read what a run wrote down; a missing or damaged file is a `CheckpointError`."""
+    """Return the token routing of a run; `CheckpointError` if a file is missing or damaged."""
     folder = Path(folder)
     path = folder / "plots" / "token_routing.npz"
     fields = TokenRoutingRecord.__dataclass_fields__
@@ -164,7 +165,7 @@ def read_token_record(folder: str | Path) -> TokenRoutingRecord:
 
 
 def expert_tokens(record: TokenRoutingRecord, layer: int, expert: int, n: int) -> tuple[str, str]:
-    """Return the commonest tokens of an expert, and of those before them, as text."""
+    """Return the commonest tokens of an expert, and the commonest before them, as text."""
     of_tokens = record.tokens, record.before, record.token_shares, record.token_counts
     tokens = [
         f"{quoted(token)} {share:.0%} (after {quoted(before)})"
@@ -177,12 +178,12 @@ def expert_tokens(record: TokenRoutingRecord, layer: int, expert: int, n: int) -
 
 
 def quoted(token: str) -> str:
-    """Return a token so that blanks can be seen."""
+    """Return a token, quoted if it is blank or not printable."""
     return repr(str(token)) if not str(token).strip() or not str(token).isprintable() else token
 
 
 def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
-    """Return what the page tells about layers whose tokens choose experts."""
+    """Return the data of the interactive page about layers whose tokens choose experts."""
     loads, evenness = record.loads(), record.evenness()
     history, layers = record.history, []
     for number, name in enumerate(record.layers):
@@ -192,15 +193,15 @@ def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
             experts.append({"load": f"{load:.1%}", "tokens": tokens, "previous": previous})
         numbers = (
             f"Load entropy {evenness[number]:.3f} of 1; dropped {record.dropped[number]:.1%}. "
-            f"A choice has {record.expert_bits[number]:.2f} bits; the task tells "
-            f"{record.task_bits[number]:.2f}, the token before {record.previous_bits[number]:.2f}, "
-            f"the token {record.token_bits[number]:.2f}."
+            f"Entropy of the choice {record.expert_bits[number]:.2f} bits; mutual information with "
+            f"the task {record.task_bits[number]:.2f}, with the token before "
+            f"{record.previous_bits[number]:.2f}, with the token {record.token_bits[number]:.2f}."
         )
         curve = [] if history is None else history.load[:, number].T.astype(float).round(4).tolist()
         layers.append({"name": name, "experts": experts, "numbers": numbers, "history": curve})
     what = (
-        f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages: which "
-        "share of a token's choices in the layer this expert has."
+        f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages are the "
+        "expert's share of a token's choices in the layer."
     )
     steps = [] if history is None else history.steps.tolist()
     return {"what": what, "steps": steps, "layers": layers}

@@ -1,1 +1,1 @@
-"""The world of BabyAI: policies of many levels, trained by rewards or from demonstrations."""
+"""BabyAI: policies for many levels, trained by rewards or from demonstrations."""

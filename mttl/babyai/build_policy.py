@@ -1,4 +1,4 @@
-"""From a configuration to the policies of all levels."""
+"""Builds the policies of all levels from a configuration or a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 
 class PolicySettings(Section):
-    """What policies are built from; see `BabyAIConfig`."""
+    """The settings of policies; see `BabyAIConfig`."""
 
     policy: PolicyNetwork
     train_base: bool
@@ -25,16 +25,12 @@ class PolicySettings(Section):
 
 
 def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
-    """Build the common parameters, skills and router of some levels, in training mode."""
+    """Return common parameters, skills and router of some levels, in training mode."""
     return _assemble(policy_settings(config), levels).train()
 
 
 def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
-    """Load the trained policies of a run and the names of their levels, in evaluation mode.
-
-    Raises:
-        CheckpointError: If the folder holds no policies, or they do not fit their settings.
-    """
+    """Return the trained policies of a run, in evaluation mode, and the names of their levels."""
     saved = read_inventory(folder)
     model = _from_settings(saved, saved.tasks, trained=True)
     load_into(model, saved)
@@ -42,12 +38,12 @@ def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
 
 
 def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
-    """Build untrained policies of the kind that a run has, with all of them trained."""
+    """Return untrained policies with the settings of a run, in training mode."""
     return _from_settings(read_inventory(folder), levels).train()
 
 
 def policy_settings(config: BabyAIConfig) -> PolicySettings:
-    """Return what policies are built from, now and when they are loaded."""
+    """Return the settings of policies, which are saved with them."""
     rl = config.rl
     network = {"policy": rl.policy, "train_base": rl.train_base}
     return PolicySettings(**network, skills=config.skills, router=config.router)
@@ -58,7 +54,7 @@ def _from_settings(
 ) -> ComposedModel:
     if "policy" not in saved.meta["settings"]:
         raise CheckpointError(
-            f"'{saved.folder}' holds an inventory for text-to-text tasks, not policies"
+            f"'{saved.folder}' is an inventory of text-to-text tasks, not of policies"
         )
     return _assemble(read_settings(saved, PolicySettings), levels, trained=trained)
 

@@ -1,10 +1,10 @@
-"""Demonstrations as training data: one epoch is one pass over them, in batches of whole episodes.
+"""Demonstrations as training data, in batches of whole episodes; one epoch is one pass.
 
-Every batch has the same number of episodes of every level. The level that has most says how many a
-pass takes; the others, and what the last batch lacks, begin again, each time in another order.
+Every batch has the same number of episodes of every level. The level with most episodes determines
+the length of a pass; other levels repeat theirs, in another order each time.
 
-Episodes of a batch are padded to the longest, so those of a window of batches are sorted by length
-first, each level for itself: the short ones of all levels meet in one batch.
+Episodes of a batch are padded to the longest. To save padding, the episodes of each level are
+sorted by length within a window of batches.
 """
 
 import math
@@ -25,12 +25,12 @@ from mttl.babyai.rl.sequences import without_padding
 from mttl.io.errors import CheckpointError, ConfigError, nearest
 
 RECORD = "`mttl babyai record`"
-WINDOW = 16  # batches; more would leave less to chance about which episodes meet
+WINDOW = 16  # batches; larger windows would make the composition of batches less random
 
 
 @dataclass(frozen=True)
 class LevelDemonstrations:
-    """The E demonstrations of one level, their F frames laid end to end, an image per action."""
+    """The E demonstrations of one level, with concatenated frames F and an image per action."""
 
     images: UInt8[np.ndarray, "F 7 7 3"]
     actions: UInt8[np.ndarray, "F"]
@@ -40,9 +40,9 @@ class LevelDemonstrations:
 
 @dataclass(frozen=True)
 class DemonstrationBatch:
-    """N whole demonstrations of each of T levels, in as many steps S as the longest takes.
+    """N whole demonstrations of each of T levels, padded to the steps S of the longest.
 
-    Where one had ended, the mask is false, and the other fields only pad.
+    The mask is false for padding.
     """
 
     images: UInt8[Tensor, "T S N 7 7 3"]
@@ -56,11 +56,7 @@ class DemonstrationBatch:
 
 
 def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDemonstrations]:
-    """Read the demonstrations of some levels from a file, in the order of the names.
-
-    Raises:
-        ConfigError: If there is no such file, it is damaged, or it lacks a level.
-    """
+    """Return the demonstrations of some levels from a file, in the order of the names."""
     path = Path(path)
     try:
         record = load_demonstrations(path)
@@ -75,12 +71,12 @@ def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDe
         ) from None
     except ValueError as error:
         raise ConfigError(
-            f"rl.demonstrations: {error}. Name another file, or record it again with {RECORD}"
+            f"rl.demonstrations: {error}. Use another file, or record it again with {RECORD}"
         ) from error
     there = ", ".join(f"{level} ({n})" for level, n in counts.items())
     raise ConfigError(
-        f"rl.demonstrations: '{path}' has none of {', '.join(missing)}, only of {there}. Record "
-        f"all levels with {RECORD}, or leave the others out of rl.levels"
+        f"rl.demonstrations: '{path}' has no demonstrations of {', '.join(missing)}; it has those "
+        f"of {there}. Record all levels with {RECORD}, or remove the others from rl.levels"
     )
 
 
@@ -97,14 +93,14 @@ def _of_level(record: Sequence[Demonstration], level: str) -> LevelDemonstration
 def pad_episodes(
     demonstrations: Sequence[LevelDemonstrations], chosen: Int[np.ndarray, "T N"]
 ) -> DemonstrationBatch:
-    """Return some demonstrations as a batch, all as long as the longest of them."""
+    """Return some demonstrations as a batch, padded to the longest."""
     pairs = list(zip(demonstrations, chosen, strict=True))
     lengths = np.stack([level.lengths[episodes] for level, episodes in pairs])  # (T, N)
     steps = np.arange(lengths.max())[:, None]
     frames = []
     for level, episodes in pairs:
         starts = np.cumsum(level.lengths) - level.lengths
-        # The last step repeats where an episode has ended.
+        # Padding repeats the last step.
         last = level.lengths[episodes] - 1
         frames.append((level, starts[episodes] + np.minimum(steps, last)))
     missions = np.stack([level.missions[episodes] for level, episodes in pairs])
@@ -118,12 +114,12 @@ def pad_episodes(
 
 
 class DemonstrationLoader:
-    """Hands out the batches of a pass from its position on, and keeps that position.
+    """A resumable loader of batches of demonstrations.
 
-    Passes are functions of the seed and their number; processes take batches of one plan in turn.
+    A pass depends only on the seed and its number; processes take batches of one plan in turn.
 
     Attributes:
-        before_batch: As in `mttl.data.loader.ResumableLoader`.
+        before_batch: Hook before every batch, as in `mttl.data.loader.ResumableLoader`.
     """
 
     def __init__(
@@ -143,21 +139,21 @@ class DemonstrationLoader:
         self._n_episodes = [len(level.lengths) for level in self.levels]
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole pass, in every process."""
+        """Return the number of batches of a pass in every process."""
         return math.ceil(max(self._n_episodes) / (self.batch_size * self.n_ranks))
 
     def __iter__(self) -> Iterator[DemonstrationBatch]:
         number, first = self._pass, self._next
         for batch, episodes in enumerate(self.plan(number)[first:], first):
             self.before_batch()
-            # With the last batch the position is the next pass.
+            # After the last batch the position is the start of the next pass.
             last = batch + 1 == len(self)
             self._pass, self._next = (number + 1, 0) if last else (number, batch + 1)
             yield pad_episodes(self.levels, episodes)
         self.before_batch()
 
     def plan(self, number: int) -> Int64[np.ndarray, "B T N"]:
-        """Return which demonstrations make up this process's batches of a pass."""
+        """Return the indices of the demonstrations in this process's batches of a pass."""
         generator = np.random.default_rng([self.seed, number])
         n_batches = len(self) * self.n_ranks
         batches = np.stack(
@@ -167,20 +163,16 @@ class DemonstrationLoader:
         return batches[generator.permutation(n_batches)][self.rank :: self.n_ranks]
 
     def state(self) -> dict[str, Any]:
-        """Return the position of the next batch, and what it depends on."""
+        """Return the position of the next batch, and the numbers of demonstrations."""
         return {"pass": self._pass, "next": self._next, "n_episodes": self._n_episodes}
 
     def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
-        """Go to a saved position, the same in all processes; the next `iter` begins there.
-
-        Raises:
-            CheckpointError: If it was saved with other numbers of demonstrations.
-        """
+        """Set the position of the next `iter`, which is equal in all processes."""
         if state["n_episodes"] != self._n_episodes:
             raise CheckpointError(
-                f"the levels have {self._n_episodes} demonstrations, but {state['n_episodes']} "
-                "when the checkpoint was saved; resume with the file of rl.demonstrations that the "
-                "run began with"
+                f"the levels have {self._n_episodes} demonstrations, but had "
+                f"{state['n_episodes']} in the checkpoint; resume with the original file of "
+                "rl.demonstrations"
             )
         self._pass, self._next = state["pass"], state["next"]
 
@@ -188,7 +180,7 @@ class DemonstrationLoader:
 def _deal(
     lengths: Int64[np.ndarray, "E"], batch_size: int, n_batches: int, generator: np.random.Generator
 ) -> Int64[np.ndarray, "B N"]:
-    """Return batches of one level's episodes, every one once before any comes again."""
+    """Return batches of one level's episodes, in which all are used before any is repeated."""
     n_cards, window = n_batches * batch_size, WINDOW * batch_size
     decks = [generator.permutation(len(lengths)) for _ in range(math.ceil(n_cards / len(lengths)))]
     cards = np.concatenate(decks)[:n_cards]

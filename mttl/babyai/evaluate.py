@@ -1,4 +1,4 @@
-"""Evaluates policies on fixed episodes of every level, none of them met in training."""
+"""Evaluation of policies on fixed episodes of every level, which training does not use."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -17,8 +17,8 @@ from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.predictions import Result
 
-# So many episodes are played side by side; the number must not depend on the machine, because the
-# random numbers of sampled actions are dealt to them in turn.
+# Number of parallel episodes; it must not depend on the machine, since sampled actions use one
+# stream of random numbers.
 N_SLOTS = 25
 SPLIT = "evaluation"
 Choice = Literal["greedy", "sampled"]
@@ -33,9 +33,9 @@ def play_levels(
     seed: int,
     choose: Choice,
 ) -> Episodes:
-    """Play the first episodes of every level; task t of the model plays level t.
+    """Return the first episodes of every level, played by the corresponding task of the model.
 
-    The model is in evaluation mode meanwhile. The seed is that of episodes and sampled actions.
+    The model plays in evaluation mode. The seed is that of episodes and sampled actions.
     """
     n_slots = min(N_SLOTS, n_episodes)
     environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
@@ -48,7 +48,7 @@ def play_levels(
 def play_episode(
     model: ComposedModel, task: int, level: str, episode: int, *, seed: int, choose: Choice
 ) -> tuple[list[int], bool]:
-    """Return the actions of one of the episodes of `play_levels`, and whether they succeeded."""
+    """Return the actions of one episode of `play_levels`, and whether it succeeded."""
     environments = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
     own = slot_seed(seed, level, episode, evaluation=True)
     played, actions = _play(model, [task], environments, 1, choose, own)
@@ -65,7 +65,7 @@ def _play(
     seed: int,
     on_episode: Callable[[], object] = lambda: None,
 ) -> tuple[Episodes, list[np.ndarray]]:
-    """Play episodes of some tasks' levels; return how they went and the actions of every step."""
+    """Return episodes of some tasks' levels, and the actions of every step."""
     training = model.training
     model.eval()
     agent = Agent(model, tasks, environments.n_slots)
@@ -88,7 +88,7 @@ def _play(
 def episode_results(
     episodes: Episodes, levels: Sequence[str], sample: str, seed: int
 ) -> list[Result]:
-    """Return the success rate and the mean number of steps of every level, and their means."""
+    """Return success rate and mean number of steps of every level, and their means."""
     n = episodes.success.shape[1]
     found = []
     for metric, values in (("success", episodes.success), ("steps", episodes.steps)):
@@ -100,7 +100,7 @@ def episode_results(
 
 
 def episode_table(results: Sequence[Result]) -> Table:
-    """Return success rates (%) and mean steps, a row per level and a column per choice."""
+    """Return a table of success rates (%) and mean steps: a row per level, a column per choice."""
     samples = list(dict.fromkeys(result.sample for result in results))
     headings = [heading for sample in samples for heading in (sample, "steps")]
     table = TextTable("Success per level (%), and steps").words("level").numbers(*headings)

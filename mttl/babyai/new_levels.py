@@ -1,4 +1,4 @@
-"""Adapt trained policies to levels they have never seen: what `mttl adapt` does for BabyAI."""
+"""Adaptation of trained policies to new levels: `mttl adapt` for BabyAI."""
 
 import copy
 from argparse import Namespace
@@ -54,14 +54,17 @@ class LevelJob(NamedTuple):
 
 
 class LevelResult(Record):
-    """How one adaptation ended.
+    """The result of one adaptation.
 
     Attributes:
-        greedy: Success rate on the episodes of evaluation, taking the most likely action.
-        sampled: The same, drawing actions; ``greedy_steps`` and ``sampled_steps`` are mean lengths.
-        episodes: Episodes that were played to adapt, with ``frames`` steps.
-        solved_after: Episodes until the success rate that counts as solved; None if never.
-        n_trained: Parameters that were trained.
+        greedy: Success rate on the evaluation episodes with the most probable actions.
+        sampled: Success rate with sampled actions.
+        greedy_steps: Mean length of episodes with the most probable actions.
+        sampled_steps: Mean length of episodes with sampled actions.
+        episodes: Number of episodes played for the adaptation.
+        frames: Number of steps of these episodes.
+        solved_after: Number of episodes until the level was solved; None if it was not.
+        n_trained: Number of trained parameters.
     """
 
     level: str
@@ -83,7 +86,7 @@ class LevelResult(Record):
 
 
 def level_table(results: Sequence[LevelResult], title: str) -> Table:
-    """Return a row per level: success (%) and episodes to solve it, means over seeds."""
+    """Return a table with a row per level: success (%) and episodes to solve it, over seeds."""
     headings = ("seeds", *CHOICES, "episodes", "solved after")
     table = TextTable(title).words("level").numbers(*headings)
     for level in dict.fromkeys(result.level for result in results):
@@ -99,20 +102,20 @@ def level_table(results: Sequence[LevelResult], title: str) -> Table:
 
 
 def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) -> None:
-    """Adapt a run's policies to new levels, each from the trained state, and print a table.
+    """Adapt a run's policies to each new level separately, and print a table.
 
-    A finished job is a line of ``results.jsonl`` in the folder and is never repeated.
+    Each finished job is a line of ``results.jsonl`` in the folder and is not repeated.
 
     Raises:
-        ConfigError: If one of the others is given, levels are missing, or results there are of
-            other settings.
+        ConfigError: If an option is for text, levels are missing, or earlier results have other
+            settings.
         TaskError: If a level was trained on.
-        CheckpointError: If the run holds no policies.
-        TrainingError: If an environment breaks; or, after the other jobs, if some diverged.
+        CheckpointError: If the run has no policies.
+        TrainingError: If an environment fails; or, after the other jobs, if some diverged.
     """
     for name, default in FOR_TEXT.items():
         if getattr(options, name) != default:
-            raise ConfigError(f"--{name} is for text-to-text tasks: leave it out")
+            raise ConfigError(f"--{name} is only for text-to-text tasks; leave it out")
     levels = None if options.tasks == "test" else options.tasks.split(",")
     with raised_as(ConfigError, "--tasks" if levels else "adapt.levels", LevelError):
         names = check_levels(levels or config.adapt.levels)
@@ -120,8 +123,8 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
     seen = [name for name in names if name in trained_on]
     if seen and not options.allow_seen:
         raise TaskError(
-            f"the run was trained on {', '.join(seen)}. Choose other levels, or take them all the "
-            "same with --allow-seen"
+            f"the run was trained on {', '.join(seen)}. Choose other levels, or allow trained ones "
+            "by --allow-seen"
         )
     skills = read_inventory(options.source).folder
     folder = Path(options.out or skills.absolute().parent / f"adapt-{config.adapt.mode}")
@@ -138,7 +141,7 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
     def shown(result: LevelResult) -> str:
         return f"success {100 * result.greedy:.1f} % greedy, {100 * result.sampled:.1f} % sampled"
 
-    with environment_errors("Finished jobs are kept; start again to go on"):
+    with environment_errors("Finished jobs are kept; run the command again to continue"):
         results.run(jobs, work, status, doing="adapting", shown=shown, live=False).report()
     title = f"Adaptation to new levels, mode {config.adapt.mode} (success, %)"
     make_console().print(level_table([results.finished[job] for job in jobs], title))
@@ -147,15 +150,15 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
 def adapt_policies(
     model: ComposedModel, mode: AdaptMode, *, init: RowInit = "mean"
 ) -> ComposedModel:
-    """Give trained policies a router for a new level, and freeze what the mode does not train.
+    """Prepare trained policies for a new level, in place, and return them.
 
-    The modes are those of `mttl.adaptation.modes.apply_mode`, with the common parameters in the
-    place of the backbone; ``from_scratch`` needs a new model, of which everything is trained (see
-    `mttl.babyai.build_policy.fresh_policies`). The model is changed in place and returned. New rows
-    start at the mean of the trained ones, or, with ``init`` ``"fresh"``, as an untrained router's.
+    They get a router for one task, and parameters that the mode does not train are frozen. Modes
+    are those of `mttl.adaptation.modes.apply_mode`, with the common parameters as the backbone;
+    ``from_scratch`` needs a new model (see `mttl.babyai.build_policy.fresh_policies`). ``init`` is
+    that of `TaskRouter.for_new_tasks`.
 
     Raises:
-        ConfigError: If the mode trains a router that has nothing to train.
+        ConfigError: If the mode trains a router without trainable parameters.
     """
     require_trainable(mode, model.router)
     router = adapted_router(model.router, mode, 1, init=init)
@@ -177,7 +180,7 @@ def _run_job(
     rows: MetricsFile,
     status: Console,
 ) -> LevelResult:
-    """Adapt to one level and play the episodes of evaluation."""
+    """Return the result of an adaptation to one level."""
     level, seed = job
     pl.seed_everything(seed, verbose=False)
     rl, settings = config.rl, config.adapt
@@ -209,7 +212,7 @@ def _run_job(
 def _learn(
     config: BabyAIConfig, model: ComposedModel, job: LevelJob, rows: MetricsFile, status: Console
 ) -> None:
-    """Learn as in training, with the rates of adaptation, from rollouts or demonstrations."""
+    """Train on rollouts or demonstrations as in training, with the learning rates of adaptation."""
     settings, section = config.adapt, config.trainer
     rates = {
         **{"lr": settings.lr, "router_lr": settings.router_lr, "backbone_lr": settings.lr},
@@ -237,7 +240,7 @@ def _learn(
 
 
 def _solved_after(rows: MetricsFile, level: str, rate: float) -> int | None:
-    """Return the episodes until the mean over ten rollouts reached the rate."""
+    """Return the number of episodes until the mean over ten rollouts reached a success rate."""
     known = [row for row in rows.rows.values() if f"success/{level}" in row]
     episodes = np.array([row["episodes"] for row in known], dtype=int)
     rates = np.array([row[f"success/{level}"] for row in known]).reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""The policy network of BabyAI 1.1: FiLM over a bag-of-words image, with a memory.
+"""The policy network of BabyAI 1.1: FiLM over a bag-of-words image, with an LSTM memory.
 
 ::
 
@@ -8,8 +8,8 @@
                                                                       ▲  │   └─ critic ─ value
                                                                       └──┘ memory
 
-`torch.func.vmap` can batch its operations over tasks with parameters of their own: there are no
-packed sequences, running statistics or fused recurrent layers.
+`torch.func.vmap` can batch it over the parameters of tasks, since it has no packed sequences,
+running statistics or fused recurrent layers.
 """
 
 import math
@@ -29,11 +29,11 @@ CHANNELS_PER_GROUP = 16
 class Policy(nn.Module):
     """Action logits and state values of one task's agent, for sequences of observations.
 
-    What follows a convolution is ``norm``: ``"group"`` normalises each frame by itself, ``"batch"``
-    over all frames of a call (in evaluation too: it keeps no running averages), ``"none"`` not at
-    all. With ``init`` ``"kaiming"`` linear and convolutional weights are drawn from the uniform
-    distribution of He et al. (arXiv:1502.01852) as PyTorch does; ``"babyai"`` gives linear layers
-    rows of norm 1 in random directions, and biases of 0. Token 0 is padding.
+    ``norm`` follows convolutions: ``"group"`` normalises each frame, ``"batch"`` all frames of a
+    call (also in evaluation, without running averages), ``"none"`` nothing. ``init`` is
+    ``"kaiming"``, PyTorch's uniform distribution for linear and convolutional weights (He et al.,
+    arXiv:1502.01852), or ``"babyai"``, rows of norm 1 in random directions and biases of 0 for
+    linear layers. Token 0 is padding.
 
     References:
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (there
@@ -82,11 +82,11 @@ class Policy(nn.Module):
         """Run S steps of N agents.
 
         Args:
-            images: What each agent sees: type, colour and door state of the cells of its view.
-            missions: The E distinct missions of these steps as M tokens, padded with 0 at the end.
-            mission_index: Which of them each agent follows at each step.
-            memory: The agents' memories before the first step.
-            begins: Whether a step is the first of an episode; memory is set to 0 before it.
+            images: View of each agent: type, colour and door state of its cells.
+            missions: Distinct missions E of these steps as M tokens, padded with 0 at the end.
+            mission_index: Index of each agent's mission at each step.
+            memory: Memories of the agents before the first step.
+            begins: Whether a step is the first of an episode, before which memory is set to 0.
 
         Returns:
             Logits of the actions; values, in units of the (scaled) reward; and the memories after
@@ -110,14 +110,13 @@ class Policy(nn.Module):
 
 
 class TileEmbedding(nn.Embedding):
-    """A bag of words for each cell: the sum of the vectors of its three numbers."""
+    """A bag-of-words embedding: the sum of the vectors of a cell's three numbers."""
 
     def __init__(self, n_channels: int) -> None:
         super().__init__(TILE_CHANNELS * TILE_VALUES, n_channels)
 
     def forward(self, images: Integer[Tensor, "F 7 7 3"]) -> Float[Tensor, "F C 7 7"]:
-        """Return the embedded views."""
-        # One lookup per number: all in one would write three times the memory before summing.
+        # One lookup per number, since a joint one needs three times the memory before the sum.
         numbers = images.long().unbind(-1)
         tables = self.weight.chunk(TILE_CHANNELS)
         first, second, third = (
@@ -127,7 +126,7 @@ class TileEmbedding(nn.Embedding):
 
 
 class FiLM(nn.Module):
-    """Convolutions whose output each frame's instruction scales and shifts."""
+    """Convolutions whose output is scaled and shifted by each frame's instruction."""
 
     def __init__(self, n_channels: int, instruction_size: int, norm: str) -> None:
         super().__init__()
@@ -148,9 +147,9 @@ class FiLM(nn.Module):
 
 
 class MaskedGRU(nn.Module):
-    """A GRU whose state stands still at padding: it ends as it was after the last real token.
+    """A GRU whose state does not change at padding.
 
-    Parameters are those of the first layer of `torch.nn.GRU`, and drawn as they are.
+    Parameters and initialisation are those of the first layer of `torch.nn.GRU`.
 
     References:
         Cho et al., *Learning Phrase Representations using RNN Encoder-Decoder for Statistical
@@ -165,9 +164,9 @@ class MaskedGRU(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "E M I"], valid: Bool[Tensor, "E M"]
     ) -> Float[Tensor, "E D"]:
-        """Return the last state of each sequence; zeros where none of its steps is valid."""
+        """Return the last state of each sequence; zeros for sequences of padding."""
         parts = [2 * self.size, self.size]
-        read = F.linear(inputs, self.weight_ih, self.bias_ih)  # of all steps at once: (E, M, 3 D)
+        read = F.linear(inputs, self.weight_ih, self.bias_ih)  # all steps: (E, M, 3 D)
         state = read.new_zeros(read.shape[0], self.size)
         for step, real in zip(read.unbind(1), valid.unsqueeze(-1).unbind(1), strict=True):
             gates_in, new_in = step.split(parts, dim=-1)
@@ -180,9 +179,9 @@ class MaskedGRU(nn.Module):
 
 
 class LSTMCell(nn.Module):
-    """One step of an LSTM; what it reads is computed beforehand, for all steps at once.
+    """One step of an LSTM, whose input contribution is computed for all steps at once by `read`.
 
-    Parameters are those of `torch.nn.LSTMCell`, and drawn as they are.
+    Parameters and initialisation are those of `torch.nn.LSTMCell`.
 
     References:
         Hochreiter and Schmidhuber, *Long Short-Term Memory*, Neural Computation 9(8), 1997. With
@@ -194,7 +193,7 @@ class LSTMCell(nn.Module):
         self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh = _gates(4, input_size, size)
 
     def read(self, inputs: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch 4*D"]:
-        """Return what the inputs contribute to the four gates."""
+        """Return the contribution of the inputs to the four gates."""
         return F.linear(inputs, self.weight_ih, self.bias_ih)
 
     def forward(
@@ -208,7 +207,7 @@ class LSTMCell(nn.Module):
 
 
 def _gates(n_gates: int, input_size: int, size: int) -> list[nn.Parameter]:
-    """Return input and recurrent weights and biases of stacked gates, as PyTorch draws them."""
+    """Return input and recurrent weights and biases of stacked gates, initialised as in PyTorch."""
     bound = 1 / math.sqrt(size)
     rows = n_gates * size
     shapes = ((rows, input_size), (rows, size), (rows,), (rows,))

@@ -1,4 +1,4 @@
-"""Policies that learn from rewards or from demonstrations, and callbacks that say how it goes."""
+"""Training of policies from rewards or demonstrations, and callbacks that report progress."""
 
 import math
 import time
@@ -23,13 +23,13 @@ from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.module import ResumableModule
 
-ROLLOUTS = 10  # over which a success rate is averaged
+ROLLOUTS = 10  # in the mean of a success rate
 
 
 class PolicyModule(ResumableModule):
-    """The policies of all levels and the statistics of their losses, logged by epoch.
+    """The policies of all levels, with statistics of their losses that are logged by epoch.
 
-    A subclass computes the loss of a batch in ``training_step`` and returns `total_loss` of it.
+    Subclasses return `total_loss` of the batch's loss in ``training_step``.
     """
 
     model: ComposedModel
@@ -39,17 +39,13 @@ class PolicyModule(ResumableModule):
         super().__init__(model, optim)
         self.levels, self.rl = tuple(levels), rl
         self.register_buffer("task_ids", torch.arange(len(self.levels)), persistent=False)
-        # Sums over the batches of an epoch: logging each of them costs more than a step.
+        # Sums over the batches of an epoch, since logging every batch is slower than a step.
         self._sums: dict[str, Tensor] = {}
         self._count = 0
 
     def total_loss(self, loss: Tensor, statistics: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss with the router's prior, and note the statistics of the batch.
-
-        Raises:
-            TrainingError: If the loss is not finite.
-        """
-        # With several processes all see it at the latest one epoch on; gradients are shared.
+        """Return the loss plus the router's prior, and record the statistics of the batch."""
+        # Other processes get it by the shared gradients, at the latest in the next epoch.
         if not torch.isfinite(loss):
             raise not_finite(f"the loss is {loss.item()}", self.global_step)
         prior = self.model.router.prior_loss().to(loss.device)
@@ -62,38 +58,31 @@ class PolicyModule(ResumableModule):
         return loss + prior
 
     def means(self) -> dict[str, Tensor]:
-        """Return the means of the statistics over the batches of this epoch so far."""
+        """Return the means of the statistics over the epoch's finished batches."""
         return {name: value / self._count for name, value in self._sums.items()}
 
     def on_train_epoch_end(self) -> None:
-        """Log the means over an epoch's batches."""
         values = {f"train/{name}": value for name, value in self.means().items()}
         if values:
             self.log_dict(values, sync_dist=True)
         self._sums, self._count = {}, 0
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note the statistics of the epoch so far too."""
         super().on_save_checkpoint(checkpoint)
         sums = {name: value.cpu() for name, value in self._sums.items()}
         checkpoint["sums"] = sums, self._count
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with the statistics of the checkpoint's epoch.
-
-        Raises:
-            CheckpointError: If a trained tensor is missing.
-        """
         super().on_load_checkpoint(checkpoint)
         sums, self._count = checkpoint["sums"]
         self._sums = {name: value.to(self.device) for name, value in sums.items()}
 
 
 class PpoModule(PolicyModule):
-    """Trains the policies of all levels from rewards, on minibatches of rollouts."""
+    """PPO training of the policies of all levels, on minibatches of rollouts."""
 
     def training_step(self, batch: EpisodeSequences, batch_idx: int) -> Tensor:
-        """Return the loss of a minibatch, with the router's prior."""
+        """Return the loss of a minibatch plus the router's prior."""
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
         loss, statistics = ppo_loss(
             logits.float(),
@@ -109,15 +98,14 @@ class PpoModule(PolicyModule):
 
 
 class ImitationModule(PolicyModule):
-    """Trains the policies of all levels to act as in demonstrations.
+    """Behaviour cloning of the policies of all levels.
 
-    A policy follows each demonstration from beginning to end with its own memory; gradients flow
-    back a number of steps. All levels have the same weight, however long their demonstrations are.
-    The critic learns nothing.
+    The memory runs through each demonstration from beginning to end, with gradients over a limited
+    number of steps. All levels have equal weight. The critic is not trained.
     """
 
     def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, with the router's prior."""
+        """Return the loss of a batch plus the router's prior."""
         logits, values = self._follow(batch)
         of_levels = zip(logits, batch.actions, batch.mask, strict=True)
         weight = self.rl.imitation.entropy_coef
@@ -126,14 +114,14 @@ class ImitationModule(PolicyModule):
         noted = {name: torch.stack([own[name] for own in statistics]) for name in statistics[0]}
         means = {name: values_of.mean() for name, values_of in noted.items()}
         own = {f"accuracy/{level}": noted["accuracy"][n] for n, level in enumerate(self.levels)}
-        # The critic is given gradients of zero: parameters without any stop several processes.
+        # Zero gradients for the critic, since DDP fails for parameters without gradients.
         return self.total_loss(torch.stack(losses).mean() + 0.0 * values.sum(), means | own)
 
     def _follow(self, batch: DemonstrationBatch) -> tuple[Tensor, Tensor]:
         """Return logits (T, S, N, A) and values (T, S, N) of whole demonstrations."""
         n_tasks, n_steps, n_episodes = batch.actions.shape
         index = torch.arange(n_episodes, device=self.device).expand(n_tasks, n_steps, n_episodes)
-        begins = torch.zeros_like(batch.mask)  # they begin with an empty memory
+        begins = torch.zeros_like(batch.mask)  # the initial memory is empty
         memory_size: Any = self.model.base.memory_size
         memory = torch.zeros(n_tasks, n_episodes, 2 * memory_size, device=self.device)
         parameters = self.model.task_parameters(self.task_ids)
@@ -150,14 +138,14 @@ class ImitationModule(PolicyModule):
 
 
 class LineMonitor(Callback):
-    """Prints a line after an epoch if the last one was long ago, and after the last epoch."""
+    """A callback that prints a line after the last epoch, and regularly after other epochs."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._last_line = 0.0
 
     def print_if_due(self, trainer: pl.Trainer, line: str) -> bool:
-        """Return whether the line was printed."""
+        """Print a line if one is due, and return whether it was printed."""
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
         if not trainer.is_global_zero or not (due or last):
@@ -168,10 +156,9 @@ class LineMonitor(Callback):
 
 
 class ImitationMonitor(LineMonitor):
-    """Prints how often policies act as demonstrated."""
+    """A callback that prints the rates of actions that agree with demonstrations."""
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print the line."""
         assert isinstance(pl_module, ImitationModule)
         means = pl_module.means()
         rates = {level: float(means[f"accuracy/{level}"]) for level in pl_module.levels}
@@ -180,10 +167,9 @@ class ImitationMonitor(LineMonitor):
 
 
 class EpisodeMonitor(LineMonitor):
-    """Logs counts and success rates after each rollout, and ends the training if asked to.
+    """A callback that logs counts and success rates, and ends training with ``stop_when_solved``.
 
-    A level is solved when the mean over `ROLLOUTS` reached the rate: one lucky rollout proves
-    nothing.
+    A level is solved if the mean over `ROLLOUTS` rollouts reaches the success rate.
     """
 
     def __init__(self, log: EpisodeLog, rl: Rl, console: Console) -> None:
@@ -192,7 +178,6 @@ class EpisodeMonitor(LineMonitor):
         self._rates: list[list[float]] = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log a row, print it if the last line was long ago, and stop if asked to."""
         row = self.row(trainer)
         known = {name: value for name, value in row.items() if not math.isnan(value)}
         for logger in trainer.loggers:
@@ -211,7 +196,7 @@ class EpisodeMonitor(LineMonitor):
             )
 
     def row(self, trainer: pl.Trainer) -> dict[str, float]:
-        """Return the row of all processes: counts are added up, rates averaged."""
+        """Return the row of all processes, with sums of counts and means of rates."""
         row = self.counts.row()
         if trainer.world_size > 1:
             strategy = trainer.strategy
@@ -223,15 +208,14 @@ class EpisodeMonitor(LineMonitor):
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep the last rates across a resume."""
+        """Return the rates of the last rollouts."""
         return {"rates": self._rates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the last rates."""
         self._rates = state_dict["rates"]
 
 
 def percentages(rates: Mapping[str, float]) -> str:
-    """Return rates in one line; a dash if too few episodes have ended."""
+    """Return rates in one line, with a dash for levels with too few finished episodes."""
     shown = {level: "–" if math.isnan(x) else f"{100 * x:.0f}" for level, x in rates.items()}
     return "  ".join(f"{level} {rate}" for level, rate in shown.items())

@@ -1,7 +1,7 @@
-"""Policies at play, and rollouts as training data: handed out in minibatches, one rollout an epoch.
+"""Agents, and rollouts as training data: one rollout per epoch, in minibatches.
 
-The loader keeps what a resumed run needs to go on exactly: the environments, the policy's memory,
-and the rollout that is being learned from.
+The state of the loader has all that a resumed run needs to continue exactly: the environments, the
+policy's memory and the current rollout.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 class Agent:
-    """The policies of some tasks, acting side by side: their parameters are mixed once.
+    """The policies of some tasks, acting in parallel, with parameters that are mixed once.
 
-    The model is in evaluation mode: noise in the routing would change the policy between rollout
-    and learning.
+    The model must be in evaluation mode, since routing noise would change the policy between
+    rollout and training.
 
     Attributes:
-        memory: Shape (T, N, 2 × memory size).
+        memory: Memory of the policies, shape (T, N, 2 × memory size).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Agent:
         self._index = torch.arange(n_slots, device=self.device).expand(len(tasks), 1, n_slots)
 
     def __call__(self, seen: Observation, begins: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return logits (T, N, A) and values (T, N) of one observation each, and remember it."""
+        """Return logits (T, N, A) and values (T, N) of one observation, and update the memory."""
         missions = torch.from_numpy(seen.mission)
         logits, values, self.memory = self.model.run(
             self._parameters,
@@ -66,24 +66,24 @@ class Agent:
             self.memory,
             torch.from_numpy(begins).to(self.device)[:, None],
         )
-        # In mixed precision they come in half of it, too coarse for ratios of probabilities.
+        # Half precision is too coarse for ratios of probabilities.
         return logits[:, 0].float(), values[:, 0].float()
 
 
 def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw an action from each distribution, with random numbers made on the CPU."""
+    """Return an action sampled from each distribution, with random numbers of the CPU."""
     noise = torch.rand(logits.shape, generator=generator, dtype=torch.float64)
     gumbel = -torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-12)))
     return (logits.double() + gumbel.to(logits.device)).argmax(-1)
 
 
 class RolloutLoader:
-    """Plays one rollout per epoch, when it begins, and hands out its minibatches.
+    """A resumable loader that plays one rollout per epoch and yields its minibatches.
 
-    ``arithmetic`` gives the context to play in: that of learning, so that the policy is the same.
+    ``arithmetic`` returns the precision context of training, for equal policies.
 
     Attributes:
-        before_batch: As in `mttl.data.loader.ResumableLoader`.
+        before_batch: Hook before every batch, as in `mttl.data.loader.ResumableLoader`.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class RolloutLoader:
         self.memory: Tensor = torch.zeros(*shape, 2 * model.base.memory_size)  # type: ignore[operator]
         self.begins = np.ones(shape, dtype=bool)
         self.lengths = np.zeros(shape, dtype=np.int64)
-        # Draw actions, and the order of sequences.
+        # For actions, and for the order of sequences.
         self.generator = torch.Generator().manual_seed(seed)
         self.shuffling = torch.Generator().manual_seed(seed)
         self._sequences: EpisodeSequences | None = None
-        self._order = self.shuffling.get_state()  # at the beginning of the current rollout
+        self._order = self.shuffling.get_state()  # at the start of the current rollout
         self._next = 0
 
     def __len__(self) -> int:
@@ -127,14 +127,14 @@ class RolloutLoader:
             self.before_batch()
             self._next = number + 1
             if self._next == len(self):
-                # With the last batch the position is the next rollout, which is not played yet.
+                # After the last batch the position is the next rollout.
                 self._sequences = None
             yield batch
         self.before_batch()
 
     @torch.no_grad()
     def play(self) -> EpisodeSequences:
-        """Play a rollout and judge its actions."""
+        """Return the sequences of a new rollout, with advantages and returns."""
         training, settings = self.model.training, self.settings
         self.model.eval()
         if self.seen is None:
@@ -176,13 +176,13 @@ class RolloutLoader:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what is needed to hand out the next minibatch and all later ones.
+        """Return the state for the next and all later minibatches.
 
-        Environments that have not begun, or cannot be saved, begin new episodes in a resumed run.
+        Environments that have not started, or cannot be saved, start new episodes in a resumed run.
         """
         state: dict[str, Any] = {"log": self.log.state_dict(), "next": self._next}
         state["generator"] = self.generator.get_state()
-        # After the last minibatch the generator stands where the next rollout begins.
+        # After the last minibatch, the state of the generator is that of the next rollout.
         state["order"] = self.shuffling.get_state() if self._sequences is None else self._order
         if self._sequences is not None:
             state["sequences"] = vars(self._sequences.to("cpu"))
@@ -194,13 +194,7 @@ class RolloutLoader:
         return state
 
     def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
-        """Go to a saved position; the next `iter` begins there.
-
-        Of the state of another process only the counts are taken: both would play its episodes.
-
-        Raises:
-            CheckpointError: If it is of other environments.
-        """
+        """Set the position of the next `iter`; ``of_other`` processes only restore the counts."""
         self.log.load_state_dict(state["log"])
         if of_other:
             return
@@ -218,9 +212,9 @@ class RolloutLoader:
 
 
 class PolicyData(pl.LightningDataModule):
-    """The batches of a loader as Lightning's training data; its state is that of the loader.
+    """A loader as Lightning's data module, with the loader's state.
 
-    A state of the loader itself would be restored after it has been asked for its length.
+    Lightning would restore a state of the loader itself only after reading its length.
     """
 
     def __init__(self, loader: "DemonstrationLoader | RolloutLoader") -> None:
@@ -228,15 +222,14 @@ class PolicyData(pl.LightningDataModule):
         self.loader = loader
 
     def train_dataloader(self) -> "DemonstrationLoader | RolloutLoader":
-        """Return the loader."""
         return self.loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly: a state of each process."""
+        """Return the states of all processes."""
         return {"processes": gathered(self.loader.state())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there; further processes than there were begin with the first one's counts."""
+        """Restore this process's state; additional processes get the counts of the first."""
         states, own = state_dict["processes"], rank()
         of_other = own >= len(states)
         self.loader.load_state(states[0 if of_other else own], of_other)

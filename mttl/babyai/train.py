@@ -1,4 +1,4 @@
-"""Train the policies of many BabyAI levels: what `mttl train` does with a section ``rl``."""
+"""Training of the policies of many BabyAI levels: `mttl train` with a section ``rl``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -49,7 +49,7 @@ BATCHES_BETWEEN_CHECKPOINTS = 200  # of demonstrations
 
 @contextmanager
 def environment_errors(advice: str) -> Iterator[None]:
-    """Turn errors of environments into a `ConfigError` or, of one that breaks, `TrainingError`."""
+    """Raise errors of environments as ConfigError, or as TrainingError with an advice."""
     with raised_as(ConfigError, "section rl", LevelError, ImportError):
         try:
             yield
@@ -59,11 +59,7 @@ def environment_errors(advice: str) -> Iterator[None]:
 
 @environment_errors("The last checkpoint is kept; continue with --resume")
 def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
-    """Train, evaluate and save.
-
-    Returns:
-        The success rate and mean steps of every level.
-    """
+    """Train, evaluate and save policies; return success rate and mean steps of every level."""
     pl.seed_everything(config.run.seed, verbose=False)
     levels = check_levels(config.rl.levels)
     model = build_policies(config, levels)
@@ -76,7 +72,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
         every_n_steps=learning.every_n_steps,
         resumed_step=step,
     )
-    # Nothing is written before all of that is known to fit.
+    # Nothing is written before these checks.
     open_loggers(trainer, dotted_settings(text))
     if trainer.is_global_zero:
         write_text(folder.config, text)
@@ -89,7 +85,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
             weights_only=True,
         )
     forget_launcher()
-    # The same episodes would be played by all.
+    # Only one process evaluates, since all would play the same episodes.
     results = _finish(config, model, levels, folder) if trainer.is_global_zero else []
     close_loggers(trainer, results)
     return results
@@ -97,11 +93,11 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
 
 @dataclass(frozen=True)
 class Learning:
-    """How policies learn.
+    """The parts of training that depend on the method: rollouts or demonstrations.
 
     Attributes:
-        every_n_steps: Steps between two checkpoints.
-        open_data: Gives the batches of a trainer's process while it is open.
+        every_n_steps: Number of steps between checkpoints.
+        open_data: Function that opens the data of a trainer's process.
     """
 
     module: PolicyModule
@@ -111,7 +107,7 @@ class Learning:
 
 
 def learning_of(config: BabyAIConfig, model: ComposedModel, levels: Sequence[str]) -> Learning:
-    """Return how the policies of some levels learn: from demonstrations if given, or by playing."""
+    """Return the training parts for demonstrations if configured, otherwise for rollouts."""
     learn = _from_demonstrations if config.rl.demonstrations else _from_rollouts
     return learn(config, model, levels)
 
@@ -163,7 +159,7 @@ def _from_demonstrations(
 def _finish(
     config: BabyAIConfig, model: ComposedModel, levels: Sequence[str], folder: RunFolder
 ) -> list[Result]:
-    """Evaluate and save."""
+    """Evaluate, save the run, and return the results."""
     console, results = make_console(), list[Result]()
     played = config.rl.evaluation.model_dump(include={"n_episodes", "seed"})
     for choose in config.rl.evaluation.choose:
@@ -176,7 +172,7 @@ def _finish(
         model,
         levels,
         backbone_name="BabyAI policy",
-        # Where it is frozen it is random, and random weights come from nowhere else.
+        # Frozen weights are random, so they must be saved, too.
         backbone_trained=True,
         settings=policy_settings(config).model_dump(mode="json"),
     )

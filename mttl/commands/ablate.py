@@ -10,7 +10,7 @@ development rows. The other weights are unchanged; --share rescales them to the 
 Groups of layers number their skills independently. By default skills are matched by their use (see
 `skill_matching.align_groups`) and switched off in all groups together; --per-group switches them
 off in one group at a time. An interrupted command continues. OUT gets results.jsonl, ablation.npz
-and the figure `ablation`, which shows the effects next to the routing.
+and the figure `ablation` (PNG, SVG, PDF), which shows the effects next to the routing.
 """
 
 import argparse

@@ -6,15 +6,16 @@ mttl plot runs/crossfit --adapted runs/crossfit/models/past
 mttl plot runs/crossfit --gradients
 mttl plot runs/arrow --count dev
 
-Figures go to RUN/plots as PNG and SVG: heat maps of tasks by skills, trees of tasks, similarities
-and a map of tasks, subsets of skills in use, statistics over layers and over training. --adapted
-adds adapted tasks to the figures. --gradients computes cosines between the tasks' gradients with
-respect to the skills: gradients.csv, a figure and a table. If tokens choose experts, there are also
-figures of the experts' loads, of what determines the choice, and of the tokens of each expert. A
-run made from a library has no counts yet; --count computes them on rows of its tasks. If TASKS.csv
-has a column `factors` (language=de operation=date), a table shows how well matched skills recover
-them, with a permutation test. Groups of layers number their skills independently, so means over
-many groups are not informative; trees and similarities compare tasks within each group.
+Figures go to RUN/plots as PNG, SVG and PDF: heat maps of tasks by skills, trees of tasks,
+similarities and a map of tasks, statistics over layers and over training. --all adds the subsets of
+skills in use, and statistics of every group of layers. --adapted adds adapted tasks to the figures.
+--gradients computes cosines between the tasks' gradients with respect to the skills: gradients.csv,
+a figure and a table. If tokens choose experts, there are also figures of the experts' loads, of
+what determines the choice, and of the tokens of each expert. A run made from a library has no
+counts yet; --count computes them on rows of its tasks. If TASKS.csv has a column `factors`
+(language=de operation=date), a table shows how well matched skills recover them, with a permutation
+test. Groups of layers number their skills independently, so means over many groups are not
+informative; trees and similarities compare tasks within each group.
 """
 
 import argparse
@@ -40,6 +41,8 @@ def _declare(parser: CommandParser) -> None:
     add("--gradients", **rows, help=help)
     help = "count the experts that tokens choose on this split"
     add("--count", choices=("dev", "test"), help=help)
+    help = "also statistics of every group of layers, and the subsets of skills in use"
+    add("--all", action="store_true", help=help)
     parser.written.add_argument("--out", metavar="DIR", help="output folder (RUN/plots)")
 
 
@@ -79,11 +82,11 @@ def main(options: argparse.Namespace) -> None:
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
-    console.print(statistics_table(view))
+    console.print(statistics_table(view, every=options.all))
     if options.adapted:
         console.print(likeness_table(view, len(options.adapted)))
     console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
-    figures = drawings(view, other)
+    figures = drawings(view, other, subsets=options.all)
     if options.gradients:
         from mttl.analysis.figures.heat_maps import similarity_matrix
 
@@ -113,7 +116,7 @@ def main(options: argparse.Namespace) -> None:
         save_figure(figure, folder / name)
         say(f"saved {name}", stderr=True)
         n_figures += 1
-    say(f"{n_figures} figures are in {folder}, as PNG and SVG")
+    say(f"{n_figures} figures are in {folder}, as PNG, SVG and PDF")
 
 
 def count_choices(run: Path, split: str) -> None:

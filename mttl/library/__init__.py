@@ -1,1 +1,1 @@
-"""LIBRARY: skills that were trained apart, as members of one folder."""
+"""LIBRARY: collections of separately trained skills in one folder."""

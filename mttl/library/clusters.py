@@ -1,14 +1,13 @@
-r"""Model-based clustering (MBC): members with similar weights form a cluster.
+r"""Model-based clustering (MBC) of library members by their weights.
 
-The weights of a member, all factors of all layers in one vector, are reduced by a truncated SVD of
-the matrix of all members, scaled to length 1, so that distances are those of cosines, and clustered
-by k-means. One new skill per cluster is trained on the tasks of its members.
+All factors of a member form one vector. Vectors are reduced by a truncated SVD of the matrix of all
+members, scaled to length 1, and clustered by k-means. One new skill per cluster is trained on the
+tasks of its members.
 
-The released code (microsoft/mttl) sets the smallest entries of each member to 0 first, draws a
-randomised SVD, and gives k-means the rows of the cosine matrix instead of the vectors; its number
-of clusters is given. Here the SVD is exact, from inner products, so that no vector has to be held,
-and the number may be the one of the best silhouette. k-means and silhouettes are scikit-learn's.
-PEFT's scale is in the second factors.
+The released code (microsoft/mttl) first sets the smallest entries of each member to 0, uses a
+randomised SVD, clusters the rows of the cosine matrix instead of the vectors, and needs the number
+of clusters. Here the SVD is exact, from inner products without the vectors, and the number may be
+that of the best silhouette. PEFT's scale is in the second factors.
 
 References:
     Ostapenko et al., *Towards Modular LLMs by Building and Reusing a Library of LoRAs*, ICML 2024,
@@ -32,10 +31,10 @@ STARTS = 10
 def inner_products(
     members: Sequence[Mapping[str, LowRank]], *, by: str = "weights"
 ) -> Float[Tensor, "K K"]:
-    """Return the inner products of all members, summed over layers; what one lacks counts as zeros.
+    """Return the inner products of all members, summed over layers; missing layers count as 0.
 
-    They are ``by`` ``"weights"``, the factors, as in the paper, or by ``"changes"``, the products
-    B Aᵀ, which do not depend on how a change is written as a product.
+    They are those of the factors (``by="weights"``), as in the paper, or of the products B Aᵀ
+    (``"changes"``), which do not depend on the factorisation.
     """
     total = torch.zeros(len(members), len(members), dtype=torch.float64)
     for factors in stack_members(members).values():
@@ -50,7 +49,7 @@ def inner_products(
 
 
 def embedded(products: Float[Tensor, "K K"], n_components: int) -> Float[Tensor, "K c"]:
-    """Return the truncated SVD of vectors with these inner products, in rows of length 1."""
+    """Return the truncated SVD of vectors with given inner products, as rows of length 1."""
     values, vectors = torch.linalg.eigh(products)
     kept = slice(max(0, len(values) - n_components), None)
     points = vectors[:, kept] * values[kept].clamp_min(0).sqrt()
@@ -58,11 +57,11 @@ def embedded(products: Float[Tensor, "K K"], n_components: int) -> Float[Tensor,
 
 
 def k_means(points: Float[Tensor, "K c"], n_clusters: int, *, seed: int = 0) -> Int[Tensor, "K"]:
-    """Return the cluster of every point: the best of ten starts; numbered by their first points."""
+    """Return the cluster of every point, the best of ten runs; numbered by first occurrence."""
     from sklearn.cluster import KMeans
 
     if not 1 <= n_clusters <= len(points):
-        raise ConfigError(f"n_clusters ({n_clusters}) must lie between 1 and {len(points)} members")
+        raise ConfigError(f"n_clusters ({n_clusters}) must be 1 to {len(points)}, the members")
     model = KMeans(n_clusters, n_init=STARTS, random_state=seed)  # pyright: ignore[reportArgumentType]
     found = model.fit_predict(points.numpy())
     order = {label: number for number, label in enumerate(dict.fromkeys(found.tolist()))}
@@ -70,7 +69,7 @@ def k_means(points: Float[Tensor, "K c"], n_clusters: int, *, seed: int = 0) -> 
 
 
 def silhouette(points: Float[Tensor, "K c"], labels: Int[Tensor, "K"]) -> float:
-    """Return the mean silhouette under the cosine distance: 1 apart, 0 overlapping."""
+    """Return the mean silhouette with the cosine distance: 1 for separate clusters, 0 for mixed."""
     from sklearn.metrics import silhouette_score
 
     return float(silhouette_score(points.numpy(), labels.numpy(), metric="cosine"))
@@ -79,15 +78,11 @@ def silhouette(points: Float[Tensor, "K c"], labels: Int[Tensor, "K"]) -> float:
 def best_clusters(
     points: Float[Tensor, "K c"], most: int, *, seed: int = 0
 ) -> tuple[Int[Tensor, "K"], dict[int, float]]:
-    """Return the clusters of the best silhouette, and the silhouettes of all numbers tried.
-
-    Raises:
-        ConfigError: If there are fewer than three points, or ``most`` is below 2.
-    """
+    """Return the clusters with the best silhouette, and the silhouettes by number of clusters."""
     if len(points) < 3 or most < 2:
         raise ConfigError(
-            f"a number of clusters is chosen among 2 … {most}, of {len(points)} members; give at "
-            "least 3 members and 2 clusters, or the number itself"
+            f"the number of clusters cannot be chosen up to {most} for {len(points)} members; use "
+            "at least 3 members and 2 clusters, or set the number"
         )
     tried = {k: k_means(points, k, seed=seed) for k in range(2, min(most, len(points) - 1) + 1)}
     scores = {k: silhouette(points, labels) for k, labels in tried.items()}
@@ -95,12 +90,12 @@ def best_clusters(
 
 
 def shuffled(labels: Int[Tensor, "K"], *, seed: int = 0) -> Int[Tensor, "K"]:
-    """Return random clusters of the same sizes: the baseline of clustering."""
+    """Return random clusters of the same sizes, as a baseline."""
     return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
 
 
 def task_shares(tasks: Sequence[str], labels: Int[Tensor, "K"]) -> dict[str, list[float]]:
-    """Return which share of each task's members is in each cluster."""
+    """Return the shares of each task's members in the clusters."""
     members = torch.nn.functional.one_hot(labels).double()
     shares = {}
     for task in dict.fromkeys(tasks):

@@ -1,13 +1,13 @@
-"""A library on disk: adapters of PEFT with a card each, and one file that says which of them count.
+"""A library on disk: PEFT adapters with a card each, and an index file.
 
 | path | content |
 |---|---|
-| ``library.json`` | format version, number of changes so far, base model, members with hashes |
+| ``library.json`` | format version, number of changes, base model, members with hashes |
 | ``members/<name>/`` | a LoRA adapter of PEFT, and ``card.json`` (`mttl.library.member_card`) |
 
-A member belongs to the library once ``library.json`` names it, which is replaced in one step. So
-many members come in, or none; what a writer that was killed has left is removed by the next one.
-Writers wait for each other at ``.lock``; readers need not.
+A member belongs to the library once ``library.json`` has its name; the file is replaced atomically.
+So several members are added together or not at all, and the next writer removes the files of a
+killed one. Writers wait at ``.lock``; readers do not.
 """
 
 import shutil
@@ -45,52 +45,52 @@ class Member:
     changes: Mapping[str, LowRank]
 
     def told(self, name: str | None, licence: str | None, data: str | None) -> "Member":
-        """Return the member with the given words on its card; ``*`` in a name is its own name."""
+        """Return the member with new entries of its card; ``*`` in a name is the old name."""
         own = name and name.replace("*", self.card.name)
         given = {"name": own, "licence": licence, "data": data}
         words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
         return replace(self, card=self.card.model_copy(update=words))
 
     def trimmed(self) -> "Member":
-        """Return the same member without what fills ranks and layers up with zeros."""
+        """Return the member without columns and layers of zeros."""
         kept = {path: self.changes[path].trimmed() for path in sorted(self.changes)}
         return Member(self.card, {path: part for path, part in kept.items() if part.rank})
 
 
 class Library(Record):
-    """The content of ``library.json`` as it was when the library was opened."""
+    """The content of ``library.json`` at the time of opening."""
 
     format_version: Literal[1] = 1
-    version: int  # number of changes so far
-    # Hash of each member's files, by name, in alphabetical order.
+    version: int  # number of changes
+    # Hash of each member's files by name, in alphabetical order.
     members: dict[Annotated[str, AfterValidator(member_name)], str]
     base: BaseModel
     _folder: Path = PrivateAttr()
 
     def at(self, folder: str | Path) -> Self:
-        """Return the library, which lies in the folder."""
+        """Set the folder of the library, and return the library."""
         self._folder = Path(folder)
         return self
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """The folder of the library."""
         return self._folder
 
     @property
     def names(self) -> list[str]:
-        """Names of the members."""
+        """The names of the members."""
         return list(self.members)
 
     def chosen(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the names that patterns with ``*`` and ``?`` match; without any, all."""
+        """Return the names that match patterns with ``*`` and ``?``; all without patterns."""
         found: dict[str, None] = {}
         for pattern in patterns or ["*"]:
             names = [name for name in self.members if fnmatchcase(name, pattern)]
             if not names:
                 raise ConfigError(
                     f"'{self.folder}' has no member '{pattern}'.{nearest(pattern, self.members)} "
-                    f"It has {len(self.members)}: mttl library list shows them"
+                    f"List its {len(self.members)} members by mttl library list"
                 )
             found |= dict.fromkeys(names)
         return list(found)
@@ -100,21 +100,21 @@ class Library(Record):
         return self.folder / "members" / name
 
     def card(self, name: str) -> MemberCard:
-        """Return the card of a member; a `CheckpointError` says that it is missing or damaged."""
+        """Return the card of a member; CheckpointError if it is missing or damaged."""
         return MemberCard.read(self.place(name) / CARD)
 
     def member(self, name: str) -> Member:
-        """Return a member; a `CheckpointError` if a file is missing, or not the one noted."""
+        """Return a member; CheckpointError if a file is missing or differs from the hash."""
         folder = self.place(name)
         if _digest(folder) != self.members[name]:
             raise CheckpointError(
-                f"'{folder}' is damaged (its checksum is not the one noted in {LIBRARY}). Copy it "
+                f"'{folder}' is damaged (its checksum differs from that in {LIBRARY}). Copy it "
                 "again, or remove the member and add it again"
             )
         return Member(self.card(name), read_lora(read_peft(folder))).trimmed()
 
     def changed(self, members: Mapping[str, str]) -> "Library":
-        """Write the library with other members; return it."""
+        """Write the library with other members, and return it."""
         update = {"version": self.version + 1, "members": dict(sorted(members.items()))}
         library = self.model_copy(update=update)
         library.write(self.folder / LIBRARY)
@@ -122,7 +122,7 @@ class Library(Record):
 
 
 def open_library(folder: str | Path) -> Library:
-    """Read which members a library has; `CheckpointError` if there is none in this format."""
+    """Return the library in a folder; CheckpointError if there is none in this format."""
     return Library.read(check_library(folder)).at(folder)
 
 
@@ -134,16 +134,16 @@ def is_library(folder: str | Path) -> bool:
 def member_problems(
     members: Iterable[Member], base: BaseModel, present: Iterable[str] = ()
 ) -> list[str]:
-    """Return why members cannot belong to a library, a line each; empty if all can."""
+    """Return the reasons why members cannot be added to a library, as lines."""
     problems, taken = [], dict.fromkeys(present, "the library")
     for member in members:
         name, source = member.card.name, member.card.source
         try:
             member_name(name)
         except ValueError as error:
-            problems.append(f"{source}: the name of a member is {shown(name)}; it {error}")
+            problems.append(f"{source}: the member's name {shown(name)} {error}")
         if name in taken:
-            problems.append(f"{source}: the name '{name}' is taken by {taken[name]}")
+            problems.append(f"{source}: the name '{name}' is already used by {taken[name]}")
         taken.setdefault(name, source)
         if not member.changes:
             problems.append(f"{source} changes no layer")
@@ -154,22 +154,17 @@ def member_problems(
             found = member.changes[path].sizes
             if sizes is not None and found != sizes:
                 problems.append(
-                    f"{source}: '{path}' has {found[0]} -> {found[1]} features; in the base model "
-                    f"it has {sizes[0]} -> {sizes[1]}"
+                    f"{source}: '{path}' has {found[0]} -> {found[1]} features, but the base model "
+                    f"has {sizes[0]} -> {sizes[1]}"
                 )
                 break
     return problems
 
 
 def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    """Add all members to a library, which may be new, or none; their cards are filled in.
-
-    Raises:
-        CheckpointError: If one cannot be a member, or the library has another base model; all
-            reasons are listed, and nothing is written.
-    """
+    """Add members to a library, which may be new: all of them, or none after an error."""
     path, members = Path(folder), [member.trimmed() for member in members]
-    _require_new_members(path, base, members)  # without a lock: nothing is made for what is refused
+    _require_new_members(path, base, members)  # before the lock creates the folder
     with locked(path / ".lock"):
         before = _require_new_members(path, base, members)
         if not is_library(path):
@@ -180,7 +175,7 @@ def add_members(folder: str | Path, base: BaseModel, members: Sequence[Member]) 
 
 
 def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
-    """Remove the members that patterns match (see `Library.chosen`); return their names."""
+    """Remove the members that match patterns (see `Library.chosen`), and return their names."""
     open_library(folder).chosen(patterns)
     with locked(Path(folder) / ".lock"):
         library = open_library(folder)
@@ -191,16 +186,16 @@ def remove_members(folder: str | Path, patterns: Sequence[str]) -> list[str]:
 
 
 def library_to_be(folder: str | Path) -> Library | None:
-    """Return the library in a folder, or None where one can be made: no other files lie there."""
+    """Return the library in a folder; None if it is new or empty, ConfigError for other files."""
     path = Path(folder)
-    # What is hidden is a lock, or what another writer begins with.
+    # Hidden files are locks and temporary files of writers.
     strange = path.is_file() or (
         path.is_dir() and any(not one.name.startswith(".") for one in path.iterdir())
     )
-    if is_library(path):  # asked last: it may have been made meanwhile
+    if is_library(path):  # checked last, since another writer may create it meanwhile
         return open_library(path)
     if strange:
-        raise ConfigError(f"'{path}' is not a library and holds other files; name a new folder")
+        raise ConfigError(f"'{path}' is not a library but has other files; use a new folder")
     return None
 
 
@@ -208,8 +203,8 @@ def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member
     library = library_to_be(folder) or Library(version=0, members={}, base=base).at(folder)
     if library.base.fingerprint != base.fingerprint:
         raise CheckpointError(
-            f"'{folder}' is a library over '{library.base.name}' (fingerprint "
-            f"{library.base.fingerprint[:12]}), not over '{base.name}' ({base.fingerprint[:12]})"
+            f"the base model of the library '{folder}' is '{library.base.name}' (fingerprint "
+            f"{library.base.fingerprint[:12]}), not '{base.name}' ({base.fingerprint[:12]})"
         )
     if problems := member_problems(members, base, library.members):
         raise CheckpointError("nothing was added:\n" + "\n".join(problems))
@@ -217,14 +212,14 @@ def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member
 
 
 def _sweep(library: Library) -> None:
-    """Remove what lies among the members and is none."""
+    """Remove folders of members that the library does not have."""
     for path in (library.folder / "members").glob("*"):
         if path.name not in library.members:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_member(library: Library, member: Member) -> str:
-    """Write a member's folder; return its hash. Zeros fill its layers up to one rank."""
+    """Write a member's folder, with layers padded to one rank, and return its hash."""
     base, changes = library.base, member.changes
     rank = max(part.rank for part in changes.values())
     padded = {path: part.padded(rank) for path, part in changes.items()}

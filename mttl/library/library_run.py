@@ -1,4 +1,4 @@
-"""Members of a library as the skills, or the experts, of a run."""
+"""Runs whose skills or experts are members of a library."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +19,13 @@ from mttl.library.library_folder import Library, Member
 from mttl.library.member_card import MemberCard
 from mttl.library.stacking import stack_members, without_general
 
-# Task routers that need no training: what they do is known, or what they begin with.
+# Task routers that need no training.
 ROUTERS = ("private", "polytropon", "average", "expert", "retrieval")
 MEMBERS = "members.json"
 
 
 class MemberList(Record):
-    """The content of ``members.json``: which members of which library a run is made of."""
+    """The content of ``members.json``: the library and the members of a run."""
 
     library: str
     version: int
@@ -44,14 +44,20 @@ def make_run(
     general: Sequence[str] = (),
     prepare: Callable[[Config, Built], object] = lambda config, made: None,
 ) -> tuple[Config, Built]:
-    """Write a run whose K skills, or experts, are members of a library, each with a task.
+    """Write a run whose skills or experts are members of a library, and return it.
 
-    The sections skills and moe take their number, rank and layers from the members; ``mix`` says
-    how skills combine where a task uses several. The mean of the ``general`` members is taken from
-    the others. ``prepare`` is called with the configuration and the model before it is written.
+    Args:
+        library: Library of the members.
+        names: Names of the members, each with a task.
+        config: Configuration; the sections skills and moe get number, rank and layers of members.
+        out: Folder of the run.
+        mix: Mixing of several skills, as ``skills.mix``.
+        descriptions: Descriptions of the tasks, for routers that read them.
+        general: Names of general members, whose mean is subtracted from the others.
+        prepare: Function of configuration and model that is called before the run is written.
 
     Raises:
-        ConfigError: If a section does not fit members, or two members have one task.
+        ConfigError: If a section does not fit the members, or two members have one task.
         CheckpointError: If a member is damaged, or the backbone is not that of the library.
     """
     members = [library.member(name) for name in names]
@@ -64,13 +70,13 @@ def make_run(
     imported = build_imported(config, layers, tasks)
     backbone = config.backbone
     assert isinstance(backbone, Pretrained)
-    if backbone.quantize is None:  # of weights in few bits only the scales could be compared
+    if backbone.quantize is None:  # quantised weights have another fingerprint
         found = fingerprint(own_parameters(imported.model), values=True)
         if found != library.base.fingerprint:
             raise CheckpointError(
-                f"'{library.folder}' is a library over '{library.base.name}' (fingerprint "
-                f"{library.base.fingerprint[:12]}); '{backbone.name}' has {found[:12]}. Name the "
-                "model that its members were trained on (-k backbone.name=...)"
+                f"the base model of the library '{library.folder}' is '{library.base.name}' "
+                f"(fingerprint {library.base.fingerprint[:12]}), not '{backbone.name}' "
+                f"({found[:12]}). Set the model of its members (-k backbone.name=...)"
             )
     prepare(config, imported)
     facts = MemberList(
@@ -85,14 +91,14 @@ def make_run(
 
 
 def tasks_of(members: Sequence[Member]) -> list[str]:
-    """Return the task of each member; a `ConfigError` if two have one."""
+    """Return the task of each member; ConfigError if two members have one task."""
     owners: dict[str, str] = {}
     for member in members:
         task, name = member.card.task, member.card.name
         if task in owners:
             raise ConfigError(
-                f"the members '{owners[task]}' and '{name}' are both of the task '{task}', which "
-                "has one row: choose among them (--members)"
+                f"the members '{owners[task]}' and '{name}' both have the task '{task}'; choose "
+                "one of them (--members)"
             )
         owners[task] = name
     return list(owners)
@@ -101,23 +107,23 @@ def tasks_of(members: Sequence[Member]) -> list[str]:
 def with_members(
     config: Config, layers: Mapping[str, tuple[Tensor, Tensor]], *, mix: str
 ) -> Config:
-    """Return a configuration whose skills, or experts, are as many and as large as the members."""
+    """Return a configuration with number, rank and layers of skills or experts of the members."""
     router, moe = config.router.kind, config.moe
     if config.backbone.kind != "pretrained" or config.backbone.train:
         raise ConfigError(
-            "the members of a library are of one pretrained backbone, as it is: set "
-            "backbone.kind: pretrained, and train: false"
+            "members of a library need their frozen pretrained backbone: set backbone.kind: "
+            "pretrained, and train: false"
         )
     if config.aggregation.kind != "mixture":
         raise ConfigError(
-            f"aggregation.kind '{config.aggregation.kind}' learns to attend to the skills of a "
-            "run: make the run first, and name it in aggregation.source of a training"
+            f"aggregation.kind '{config.aggregation.kind}' needs training with the skills of a "
+            "run: make the run first, then set it as aggregation.source of a training"
         )
     if moe is None:
         if router not in ROUTERS:
             raise ConfigError(
-                f"router.kind '{router}' says nothing of members that it was not trained with; "
-                f"use {', '.join(ROUTERS)}, or a section moe, whose tokens choose among members"
+                f"router.kind '{router}' needs training with the members; use "
+                f"{', '.join(ROUTERS)}, or a section moe, whose tokens choose among members"
             )
         skills = imported_skills(
             layers, mix=mix, per_task=router in ("private", "retrieval"), scale=1.0
@@ -125,14 +131,14 @@ def with_members(
         return config.model_copy(update={"skills": skills})
     if config.skills.kind != "none":
         raise ConfigError(
-            "members are the skills of tasks or the experts of tokens, and not both: with a "
-            "section moe set skills.kind: none"
+            "members cannot be both skills of tasks and experts of tokens: with a section moe, set "
+            "skills.kind: none"
         )
     own = getattr(moe.experts, "shared_down", True)
     if own or moe.every != 1 or moe.stacks is not None:
         raise ConfigError(
-            "members are low-rank, with factors of their own, and bring their layers: set "
-            "moe.experts.kind: lora, and leave out its shared_down, moe.every and moe.stacks"
+            "members are low-rank and have their own layers: set moe.experts.kind: lora, and leave "
+            "out its shared_down, moe.every and moe.stacks"
         )
     n_members, _, rank = next(iter(layers.values()))[0].shape
     experts = LoRAExperts(kind="lora", rank=rank, scale=1.0)
@@ -140,6 +146,6 @@ def with_members(
     try:
         moe = MoE.model_validate({**dict(moe), **update})
     except ValidationError as error:
-        told = "; ".join(str(one["msg"]) for one in error.errors(include_url=False))
-        raise ConfigError(f"section moe, with {n_members} members: {told}") from error
+        causes = "; ".join(str(one["msg"]) for one in error.errors(include_url=False))
+        raise ConfigError(f"section moe, with {n_members} members: {causes}") from error
     return config.model_copy(update={"moe": moe})

@@ -1,4 +1,4 @@
-"""The card of a member: what a skill is, where it comes from, and the hash of its weights."""
+"""The card of a library member: task, source, base model, layers, training and scores."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -9,45 +9,45 @@ from mttl.io.errors import CheckpointError
 from mttl.io.reading import printable
 from mttl.io.record import Record
 
-LIBRARY = "library.json"  # which members count
+LIBRARY = "library.json"  # index of the members
 CARD = "card.json"
 _FORBIDDEN = "*/:?[\\]"
 
 
 def check_library(folder: str | Path) -> Path:
-    """Return the file of a library that says which members count; refuse folders without."""
+    """Return the index file of a library; CheckpointError if the folder has none."""
     path = Path(folder) / LIBRARY
     if not path.exists():
         raise CheckpointError(
-            f"'{folder}' is not a library: it has no {LIBRARY}. mttl library add makes one"
+            f"'{folder}' is not a library: it has no {LIBRARY}. Create one by mttl library add"
         )
     return path
 
 
 def member_name(name: str) -> str:
-    """Return a name that a folder of a library can have; others are a `ValueError`."""
+    """Return a valid name of a member; ValueError for others."""
     if printable(name).startswith(".") or set(_FORBIDDEN) & set(name):
-        raise ValueError(f"must not begin with a point nor hold any of {' '.join(_FORBIDDEN)}")
+        raise ValueError(f"must not start with a dot or contain any of {' '.join(_FORBIDDEN)}")
     return name
 
 
 class BaseModel(Record):
-    """The language model below all members of a library."""
+    """The base model of all members of a library."""
 
-    name: str  # a folder of this machine, or its name on the hub
-    fingerprint: str  # of its parameters, as runs note it
-    task_type: str  # "SEQ_2_SEQ_LM" or "CAUSAL_LM", as PEFT says it
-    transposed: bool  # it keeps weights as (I, O), as GPT-2 does
-    layers: dict[str, tuple[int, int]] = Field(repr=False)  # features in and out, by path
+    name: str  # a local folder, or a name on the hub
+    fingerprint: str  # of its parameters, as in runs
+    task_type: str  # of PEFT: "SEQ_2_SEQ_LM" or "CAUSAL_LM"
+    transposed: bool  # whether weights have the shape (I, O), as GPT-2's
+    layers: dict[str, tuple[int, int]] = Field(repr=False)  # input and output features by path
 
 
 class MemberCard(Record):
-    """What is known of a member."""
+    """The metadata of a member."""
 
     format_version: Literal[1] = 1
-    name: str  # and that of its folder
+    name: str  # also of the folder
     task: str
-    source: str  # where it was read
+    source: str  # folder from which it was added
     base: dict[str, Any] = Field(default_factory=dict)  # name and fingerprint of its base model
     targets: dict[str, int] = Field(default_factory=dict)  # the rank of its change, by layer
     weights: dict[str, Any] = Field(default_factory=dict)  # SHA-256 and number of parameters

@@ -1,7 +1,4 @@
-"""What the routers of a run of members learn of the members' tasks, or are shown of them.
-
-Gates are learned on the tasks of each member (PHATGOOSE).
-"""
+"""Preparation of a library run's router on the members' tasks: gates (Phatgoose) and examples."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,9 +26,9 @@ from mttl.training.text_to_text import TextToTextModule
 
 
 def prepare_members(config: Config, imported: Built) -> None:
-    """Train gates of members, or show their tasks' examples, where the router asks for it.
+    """Train the gates of members, or embed examples of their tasks, if the router needs it.
 
-    Others need no gym, and none is opened.
+    The gym is opened only then.
     """
     model, gates = imported.model, None if config.moe is None else config.moe.router
     if not model.router.seen and "gate_steps" not in getattr(gates, "own_settings", ()):
@@ -61,13 +58,13 @@ def train_gates(
     n_steps: int,
     lr: float,
 ) -> None:
-    """Train the gates of all members at once; nothing else changes.
+    """Train only the gates of all members, jointly.
 
-    Task t is that of member t, and moves that member's gates alone. Dropout is off. (The paper
-    trains one member after another; here a batch holds rows of all tasks.)
+    Task t trains the gates of member t; dropout is off. (The paper trains one member after another;
+    here a batch has rows of all tasks.)
 
     Raises:
-        DivergedError: If gates are not finite at the end.
+        DivergedError: If the trained gates are not finite.
     """
     model = module.model
     gates = [layer.router.gates for layer in model.token_layers().values()]
@@ -92,7 +89,7 @@ def train_gates(
 
 @contextmanager
 def own_members(model: SkilledModel) -> Iterator[None]:
-    """Send every token to the member of its task, behind its sigmoid gate, in a ``with`` block."""
+    """Send every token to the gated member of its task within a ``with`` block."""
     layers, router = list(model.token_layers().values()), model.router
     device = next(model.parameters()).device
     priors = [(layer.prior, layer.group) for layer in layers]

@@ -1,4 +1,4 @@
-"""Members for a library, from folders of PEFT, from runs and from other libraries."""
+"""Readers of library members from PEFT folders, runs and other libraries."""
 
 import glob
 from collections.abc import Iterator, Sequence
@@ -36,34 +36,34 @@ from mttl.peft_format.peft_folder import (
 from mttl.peft_format.peft_lora import mixture_adapter, read_lora
 from mttl.skills.targets import linear_features
 
-# What is asked of the hub: a folder of PEFT, a run, or a library.
+# Files that are downloaded from the hub: of a PEFT folder, a run, or a library.
 WANTED = (CONFIG, TENSORS, "README.md", CARD, "skills/*", "backbone/*", "config.yaml")
 WANTED += ("results.csv", "*.json", LIBRARY, "members/*")
-# Settings that say how a run, and an adapter of PEFT, were trained.
+# Settings of the training of runs, and of PEFT adapters, for cards.
 RUN_SETTINGS = ("optim.kind", "optim.lr", "optim.schedule", "data.batch_size", "trainer.max_steps")
 TRAINING = ("lora_alpha", "r", "lora_dropout", "use_rslora", "init_lora_weights", "peft_version")
 
-# What PEFT stores of the base beside adapters of an output head.
+# Base weights that PEFT stores next to adapters of an output head.
 STORED = ".base_layer.weight"
 
 
 @dataclass
 class Found:
-    """What becomes a member of what sources hold, and what is wrong with them."""
+    """Members of several sources, and problems of unreadable ones."""
 
-    rank: int | None = None  # of runs, the largest; by default what an exact copy takes
-    skills: bool = False  # of runs, take each skill instead of each task
-    backbone: str | None = None  # where the base model of runs is now
-    # In the order of the sources; each card names its base, or gives its fingerprint.
+    rank: int | None = None  # largest rank of members of runs; by default that of an exact copy
+    skills: bool = False  # whether members of runs are skills instead of tasks
+    backbone: str | None = None  # current folder of the base model of runs
+    # In the order of the sources; each card has the name or the fingerprint of its base.
     members: list[Member] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # of sources, or parts, that cannot be read
+    problems: list[str] = field(default_factory=list)  # of unreadable sources or parts
     runs: int = 0  # number of sources that are runs
 
     def read(self, sources: Sequence[str]) -> None:
-        """Read everything that sources name.
+        """Read all members of sources.
 
-        These are folders, patterns with ``*``, ``?`` and ``[``, or ``OWNER/NAME`` on the hub, which
-        may be followed by ``@REVISION``.
+        Sources are folders, patterns with ``*``, ``?`` and ``[``, or ``OWNER/NAME`` on the hub,
+        optionally followed by ``@REVISION``.
         """
         for source in sources:
             with self._noted():
@@ -97,8 +97,8 @@ class Found:
         model, backbone = built.model, built.meta["backbone"]
         if backbone["trained"]:
             raise CheckpointError(
-                f"'{path}' trained its backbone too: its skills belong to a model of its own. "
-                "Merge a task instead (mttl merge-task)"
+                f"'{path}' also trained its backbone, so its skills fit no other model. Merge a "
+                "task instead (mttl merge-task)"
             )
         kind, mixing_of, rows = "task", task_mixing, scores_of(path, built.tasks)
         names = built.tasks
@@ -134,34 +134,35 @@ class Found:
 def base_problems(
     members: Sequence[Member], base: BaseModel, *, trusted: bool
 ) -> tuple[list[Member], list[str]]:
-    """Return the members whose base model is the given one, and why others are not.
+    """Return the members with a given base model, and the reasons against the others.
 
-    Runs and libraries know the fingerprint of theirs; adapters of PEFT know its name alone.
+    Members of runs and libraries have the fingerprint of their base, PEFT adapters only its name,
+    which counts unless the base is ``trusted``.
     """
     right, problems = [], []
     for member in members:
         known, source = member.card.base, member.card.source
         if known.get("fingerprint", base.fingerprint) != base.fingerprint:
             problems.append(
-                f"{source} is of another base model: '{known['name']}' has the fingerprint "
-                f"{known['fingerprint'][:12]}, '{base.name}' {base.fingerprint[:12]}"
+                f"{source} has another base model: '{known['name']}' (fingerprint "
+                f"{known['fingerprint'][:12]}), not '{base.name}' ({base.fingerprint[:12]})"
             )
         elif "fingerprint" in known or trusted:
             right.append(member)
         elif not known["name"]:
-            problems.append(f"{source} does not name its base model; give it (--backbone)")
+            problems.append(f"{source} does not name its base model; set it by --backbone")
         elif lasting_name(known["name"]) == base.name:
             right.append(member)
         else:
             problems.append(
-                f"{source} is of another base model: '{known['name']}', not '{base.name}'. If they "
-                f"are one model under two names, give --backbone {base.name}"
+                f"{source} has another base model: '{known['name']}', not '{base.name}'. If both "
+                f"are the same model, set --backbone {base.name}"
             )
     return right, problems
 
 
 def describe_base(name: str) -> BaseModel:
-    """Load a model and return what a library notes of it."""
+    """Load a model and return its description for a library."""
     network = build_backbone(Pretrained(kind="pretrained", name=name))
     features = {path: linear_features(module) for path, module in network.named_modules()}
     return BaseModel(
@@ -174,15 +175,15 @@ def describe_base(name: str) -> BaseModel:
 
 
 def lasting_name(name: str) -> str:
-    """Return the name of a model that means the same from every directory."""
+    """Return the name of a model, with an absolute path for folders."""
     place = place_of(name)
     return str(Path(place).resolve()) if Path(place).is_dir() else name
 
 
 def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
-    """Return an adapter without the weights that PEFT stores of the base, as those of a head.
+    """Return an adapter without the base weights that PEFT stores, such as those of a head.
 
-    A `CheckpointError` says that the base has others: these were trained, or resized.
+    Raises CheckpointError if they differ from the base model's.
     """
     stored = {name: value for name, value in folder.tensors.items() if name.endswith(STORED)}
     if not stored or not base:
@@ -193,16 +194,16 @@ def without_base(folder: PeftFolder, base: str | None) -> PeftFolder:
         weight = own.get(name.replace(STORED, ".weight"))
         if weight is None or not torch.equal(weight.to(value.dtype), value):
             raise CheckpointError(
-                f"'{folder.path}' stores '{name}' with other values than its base model '{base}' "
-                "has: weights that were trained or resized cannot be read. Merge the adapter into "
-                "the model with PEFT, or train it without them"
+                f"'{folder.path}' stores '{name}' with other values than its base model '{base}'; "
+                "trained or resized base weights cannot be read. Merge the adapter into the model "
+                "with PEFT, or train it without them"
             )
     kept = {name: value for name, value in folder.tensors.items() if name not in stored}
     return replace(folder, tensors=kept)
 
 
 def adapters_in(folder: Path) -> list[Path]:
-    """Return the folders of adapters in a folder of several, or the folder itself."""
+    """Return the folders of adapters inside a folder, or the folder itself."""
     if _is_adapter(folder):
         return [folder]
     return sorted(path for path in folder.glob("*/") if _is_adapter(path)) or [folder]
@@ -213,7 +214,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def _folders(source: str) -> list[tuple[Path, str]]:
-    """Return the folders that a source stands for, with names for members."""
+    """Return the folders of a source, with names for members."""
     if glob.has_magic(source) and not Path(source).exists():
         folders = [Path(path) for path in sorted(glob.glob(source)) if Path(path).is_dir()]
         if not folders:
@@ -221,7 +222,7 @@ def _folders(source: str) -> list[tuple[Path, str]]:
     elif Path(source).is_dir():
         folders = [Path(source)]
     elif Path(source).exists():
-        raise ConfigError(f"'{source}' is a file; give the folder of an adapter, or a run")
+        raise ConfigError(f"'{source}' is a file; use the folder of an adapter or a run")
     else:
         name, _, revision = source.partition("@")
         folder = download(name, "an adapter or a run", revision=revision or None, only=WANTED)
@@ -233,17 +234,17 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
     folder = read_peft(path)
     below = folder.config.get("base_model_name_or_path")
     changes = read_lora(without_base(folder, base or below))
-    if (path / CARD).exists():  # a member that went out, and comes back
+    if (path / CARD).exists():  # an exported member
         card = MemberCard.read(path / CARD)
     else:
-        told, config = _front_matter(path / "README.md"), folder.config
+        about, config = _front_matter(path / "README.md"), folder.config
         card = MemberCard(
             name=name,
             task=name,
             source="",
             training={key: config[key] for key in TRAINING if config.get(key) is not None},
-            data=_told(told.get("datasets")),
-            licence=_told(told.get("license")),
+            data=_joined(about.get("datasets")),
+            licence=_joined(about.get("license")),
         )
     own = {"name": below if isinstance(below, str) else ""}
     here = {"name": name, "source": f"'{path}'", "base": own}
@@ -251,22 +252,22 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
 
 
 def _front_matter(path: Path) -> dict[str, Any]:
-    """Return what stands at the head of a model card; nothing where there is none."""
+    """Return the front matter of a model card; empty if there is none."""
     try:
         head = read_text(path, CheckpointError).split("---\n", 2)
-        told = parse(head[1]) if len(head) == 3 and not head[0] else {}
+        about = parse(head[1]) if len(head) == 3 and not head[0] else {}
     except (CheckpointError, YAMLError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return about if isinstance(about, dict) else {}
 
 
-def _told(value: Any) -> str | None:
+def _joined(value: Any) -> str | None:
     words = value if isinstance(value, list) else [value]
     return ", ".join(str(word) for word in words if isinstance(word, str)) or None
 
 
 def _run_facts(run: Path) -> tuple[str | None, dict[str, Any]]:
-    """Return the data and the settings of a run's training, as far as its files tell."""
+    """Return the data and the settings of a run's training, if its files have them."""
     path = next((p for p in (run / "config.yaml", run.parent / "config.yaml") if p.is_file()), None)
     settings = dotted_settings(read_text(path, CheckpointError)) if path else {}
     training = {key.rpartition(".")[2]: settings.get(key) for key in RUN_SETTINGS}

@@ -1,4 +1,4 @@
-"""Members of a library as the K skills of an inventory, with or without what all have in common."""
+"""Stacking of library members as the skills of an inventory, and subtraction of general members."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,13 +15,12 @@ Changes = Mapping[str, LowRank]
 def stack_members(
     members: Sequence[Mapping[str, LowRank]],
 ) -> dict[str, tuple[Float[Tensor, "K I r"], Float[Tensor, "K O r"]]]:
-    """Return the factors of K members by layer, padded with zeros to the largest rank of all.
+    """Return the factors of K members by layer, padded with zeros to the largest rank.
 
-    A member that lacks a layer of another's changes nothing there. Zeros add nothing to a product,
-    so that each skill changes what its member changes, exactly.
+    Layers that a member lacks are zeros, so each skill equals its member exactly.
 
     Raises:
-        CheckpointError: If a layer's features differ between members; it is named.
+        CheckpointError: If the features of a layer differ between members.
     """
     rank = max(part.rank for member in members for part in member.values())
     shapes: dict[str, tuple[int, int]] = {}
@@ -46,15 +45,14 @@ def stack_members(
 def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> list[Changes]:
     r"""Return members less the mean of general ones, factor by factor.
 
-    In each layer :math:`A_t - \frac1G \sum_g A_g` and :math:`B_t - \frac1G \sum_g B_g` take the
-    place of a member's factors, as in PEFT's Arrow, and not :math:`B_t A_t^\top` less the mean
-    product. Columns of factors have to mean the same in all members for that, as they roughly do
-    after training from one start. A layer that the general members, or the member, lack stays as
-    it is. Scales are in B here; PEFT multiplies by the member's own after subtracting, which
-    differs where scales do.
+    In each layer a member's factors become :math:`A_t - \frac1G \sum_g A_g` and
+    :math:`B_t - \frac1G \sum_g B_g`, as in PEFT's Arrow. This assumes corresponding columns in all
+    members, as after training from one initialisation. Layers that the general members or the
+    member lack do not change. Scales are part of B here; PEFT applies the member's scale after the
+    subtraction, which differs if scales do.
 
     Raises:
-        ConfigError: If ranks differ in a layer; it is named.
+        ConfigError: If ranks differ in a layer.
 
     References:
         Bagherifard, Rajabzadeh et al., *GenKnowSub: Improving Modularity and Reusability of LLMs
@@ -68,7 +66,7 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
             if len(ranks) > 1:
                 raise ConfigError(
                     f"'{path}' has the ranks {', '.join(map(str, sorted(ranks)))} in a member and "
-                    "in the general ones; factors are subtracted from factors of the same rank"
+                    "in the general ones; the subtraction needs equal ranks"
                 )
             if known:
                 down = torch.stack([one.down for one in known]).mean(0)

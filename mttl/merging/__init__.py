@@ -1,1 +1,1 @@
-"""Merging models on disk by a recipe: the wiring between files, settings and arithmetic."""
+"""Merging of models on disk by a recipe."""

@@ -1,7 +1,7 @@
-"""Check that a written model, adapter or run loads and answers as intended.
+"""Checks that a written model, adapter or run loads and has the intended outputs.
 
-transformers reads a folder with ``config.json``, PEFT one with ``adapter_config.json``, and this
-program a run. Names and shapes are compared first; then, if wanted, the answers to a probe.
+A folder with ``config.json`` is read by transformers, one with ``adapter_config.json`` by PEFT, and
+a run by this package. Names and shapes are compared, and optionally the logits of a probe.
 """
 
 import logging
@@ -27,22 +27,25 @@ from mttl.routing.context import Routing
 from mttl.runtime.libraries import missing_libraries
 from mttl.skills.skilled_model import SkilledModel
 
-# Logits of the probe by task, or by what else answers.
+# Logits of the probe by task, or by another name.
 Answers = Mapping[str, Float[Tensor, "1 L V"]]
 Causes = Mapping[str, Iterable[str]]
 N_TOKENS = 16
 
 
 def check_written(folder: Path, network: Any, answers: Answers, like: Any = None) -> None:
-    """Refuse a folder that does not load or answer as intended.
+    """Raise CheckpointError unless a folder loads and answers as intended.
 
-    The network is the model in it; of an adapter, its base; or the run, loaded from there. Without
-    answers only names and shapes are compared. The missing and unexpected tensors of a model pass
-    if those of ``like``, a folder, are the same; of an adapter, ``like`` are the tensors.
+    Args:
+        folder: Folder of a model, an adapter or a run.
+        network: Model in the folder; the base of an adapter; or the run, loaded from the folder.
+        answers: Intended logits; without them only names and shapes are compared.
+        like: Folder of a model with the same missing and unexpected tensors, which are allowed
+            then; or the tensors of an adapter.
 
     Raises:
         CheckpointError: If tensors are missing, unexpected or of another shape, or answers differ
-            by more than `rounding`; all are named.
+            by more than `rounding`; the message names all of them.
     """
     if isinstance(network, Built):
         found = task_answers(network.model, network.tasks)
@@ -60,7 +63,7 @@ def check_written(folder: Path, network: Any, answers: Answers, like: Any = None
 
 
 def write_model(folder: Path, network: Any, tokenizer: Any, *, probe: bool) -> None:
-    """Write a model with its tokenizer, and check it; its answers only with ``probe``."""
+    """Write a model with its tokenizer, and check it; ``probe`` also checks its answers."""
     network.save_pretrained(folder)
     check_written(folder, network, {"model": logits(network)} if probe else {})
     tokenizer.save_pretrained(folder)
@@ -69,10 +72,10 @@ def write_model(folder: Path, network: Any, tokenizer: Any, *, probe: bool) -> N
 def rounding(network: Any) -> float:
     r"""Return the largest relative difference of logits that rounding explains.
 
-    Each of n matrices multiplies values that were rounded to the ε of its type, and sums I terms in
-    single precision, which adds :math:`\epsilon_{32} \sqrt I`. Independent errors add up in squares
-    over terms and layers: :math:`\sqrt n \max(\epsilon, 10 \epsilon_{32} \sqrt I)`. The 10 is for
-    layers that amplify; in half precision ε itself is far above the mean error.
+    Each of n matrices multiplies values that are rounded to the ε of its type, and sums I terms in
+    single precision, with an error of :math:`\epsilon_{32} \sqrt I`. Squares of independent errors
+    add up: :math:`\sqrt n \max(\epsilon, 10 \epsilon_{32} \sqrt I)`. The factor 10 allows for
+    layers that amplify errors.
     """
     widths = [value.shape[-1] for value in network.parameters() if value.dim() > 1]
     single = 10 * torch.finfo(torch.float32).eps * max(widths) ** 0.5
@@ -81,7 +84,7 @@ def rounding(network: Any) -> float:
 
 @torch.no_grad()
 def logits(backbone: Any, ask: Callable[..., Any] | None = None) -> Float[Tensor, "1 L V"]:
-    """Return the answer of a model, or of what asks it, to ids from all over the vocabulary."""
+    """Return a model's logits for ids across the vocabulary, computed by ``ask`` if given."""
     embeddings = backbone.get_input_embeddings().weight
     ids = torch.linspace(1, len(embeddings) - 1, N_TOKENS, device=embeddings.device).long()[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -91,14 +94,14 @@ def logits(backbone: Any, ask: Callable[..., Any] | None = None) -> Float[Tensor
 
 
 def mixture_answer(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> Float[Tensor, "1 L V"]:
-    """Return what a model answers with one mixture, whatever the task."""
+    """Return the logits of a model with one mixture for any task."""
     task = torch.zeros(1, dtype=torch.long, device=mixing.device)
     with model.slot.use(Routing(task, mixing[:, None])):
         return logits(model.backbone)
 
 
 def task_answers(model: SkilledModel, tasks: Sequence[str]) -> dict[str, Tensor]:
-    """Return what a model answers for each of its tasks."""
+    """Return the logits of a model for each of its tasks."""
     ids = torch.arange(len(tasks), device=next(model.parameters()).device)[:, None]
     return {
         name: logits(model.backbone, partial(model, own))
@@ -107,7 +110,7 @@ def task_answers(model: SkilledModel, tasks: Sequence[str]) -> dict[str, Tensor]
 
 
 def changed_answer(network: Any, changes: Mapping[str, LowRank]) -> Float[Tensor, "1 L V"]:
-    """Return what a model would answer with changes of its weights."""
+    """Return the logits of a model with changes of its weights."""
 
     def add(part: LowRank, _: Any, given: tuple[Tensor], found: Tensor) -> Tensor:
         return found + (given[0].float() @ part.down.float() @ part.up.float().t()).to(found.dtype)
@@ -122,7 +125,7 @@ def changed_answer(network: Any, changes: Mapping[str, LowRank]) -> Float[Tensor
 
 
 def read_model(folder: Path, *, meta: bool = False, tensors: Any = None) -> tuple[Any, Causes]:
-    """Read a model as transformers does (``meta``: names and shapes); return it and its faults."""
+    """Return a model as transformers loads it (``meta``: without values), and wrong tensors."""
     config = AutoConfig.from_pretrained(folder)
     named = getattr(transformers, (config.architectures or [""])[0], None)
     kind: Any = named or read_architecture(str(folder))[0]._model_mapping[type(config)]
@@ -140,7 +143,7 @@ def read_model(folder: Path, *, meta: bool = False, tensors: Any = None) -> tupl
 
 def _check_adapter(folder: Path, base: Any, answers: Answers, meant: Mapping[str, Tensor]) -> None:
     if missing_libraries("peft"):
-        logging.getLogger(__name__).warning("'peft' reads adapters; it is not installed: no check")
+        logging.getLogger(__name__).warning("peft is not installed: the adapter is not checked")
         return
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -153,21 +156,21 @@ def _check_adapter(folder: Path, base: Any, answers: Answers, meant: Mapping[str
         _refuse({"missing": due.keys() - {*written}, "unexpected": {*written} - due.keys()})
         poly = read.active_peft_config.peft_type == "POLY"
         more = [{"task_ids": torch.tensor([k])} if poly else {} for k in range(len(answers))]
-        # Prompts have logits too, in front of those of the text.
+        # Logits of prompts precede those of the text.
         found = [logits(base, partial(read, **one))[:, -N_TOKENS:] for one in more]
         compare_answers(dict(zip(answers, found, strict=True)), answers, base, due, meant)
         getattr(read.base_model, "unload", lambda: None)()
         vars(base).pop("peft_config", None)
     except CheckpointError:
         raise
-    except Exception as error:  # PEFT answers what it cannot read with errors of all sorts
+    except Exception as error:  # PEFT raises various errors for unreadable adapters
         _refuse({"peft": [reason(error)]})
 
 
 def compare_answers(
     found: Answers, due: Answers, network: Any, read: Any = None, meant: Any = None
 ) -> None:
-    """Refuse answers that differ from those due; name the tensors that do, if given."""
+    """Raise CheckpointError if answers differ, and name the differing tensors if given."""
     most, errors = rounding(network), {}
     for task, answer in due.items():
         errors[task] = float((found[task] - answer).norm() / answer.norm())
@@ -176,9 +179,9 @@ def compare_answers(
         differing = [
             name for name, pair in pairs.items() if not torch.equal(*map(Tensor.cpu, pair))
         ]
-        _refuse({f"answers off (rounding: {most:.1e})": off, "tensors that differ": differing})
+        _refuse({f"different logits (limit {most:.1e})": off, "different tensors": differing})
 
 
 def _refuse(causes: Causes) -> None:
     if lines := grouped({cause: sorted(names) for cause, names in causes.items()}):
-        raise CheckpointError("what was written is not read as it was meant:\n" + "\n".join(lines))
+        raise CheckpointError("the written files do not load as intended:\n" + "\n".join(lines))

@@ -1,4 +1,4 @@
-"""Differences that prevent a merge, all listed before anything is written."""
+"""Differences of models that prevent a merge."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from mttl.io.errors import CheckpointError, grouped
 from mttl.io.reading import read_json
 from mttl.merging.weights_folder import Weights
 
-# Settings that say how a model was made, trained or is used, and not what its weights mean.
+# Settings about the origin, training or use of a model, which do not affect the meaning of weights.
 INCIDENTAL = (
     *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"),
     *("task_specific_params", "_attn_implementation", "output_past", "architectures"),
@@ -22,10 +22,10 @@ INCIDENTAL = (
 
 
 def weight_differences(base: Weights, other: Weights) -> list[str]:
-    """Return how the tensors of a model differ in name, shape, type or whole numbers from a base's.
+    """Return the differences of a model's tensors from a base's in name, shape, type and integers.
 
-    Floating-point types may differ: a base is often in fewer bits than what was tuned. What the
-    loaded model has no place for may be missing, and buffers of zeros be left out of the base.
+    Floating-point types may differ, since a base often has fewer bits. Tensors that the loaded
+    model does not use may be missing, as may buffers of zeros in the base.
     """
     common = [name for name in base if name in other]
     loaded = base.loaded
@@ -45,7 +45,7 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
         ],
     }
     if not any(causes.values()):
-        causes["whole numbers with other values"] = [
+        causes["integers with other values"] = [
             name
             for name in common
             if not base[name].is_floating_point() and not torch.equal(base[name], other[name])
@@ -54,7 +54,7 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
 
 
 def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -> list[str]:
-    """Return how Fisher information does not fit a base."""
+    """Return the differences of Fisher information from a base in names, shapes and types."""
     return grouped(
         {
             "missing": [name for name in changed if name not in fisher],
@@ -70,10 +70,10 @@ def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -
 
 
 def setting_differences(base: Path, other: Path) -> list[str]:
-    """Return how two folders differ in the model they describe, and in what their tokens mean.
+    """Return the differences of two models' settings and vocabularies.
 
-    Settings are compared as transformers reads them, with its defaults. Dropout and what is said
-    under `INCIDENTAL` may differ, and a file that one of them lacks is not compared.
+    Settings are compared as transformers reads them, with its defaults. Dropout and the settings in
+    `INCIDENTAL` may differ, and a file that one folder lacks is not compared.
     """
     ours, theirs = _read_settings(base), _read_settings(other)
     differing = [
@@ -85,7 +85,7 @@ def setting_differences(base: Path, other: Path) -> list[str]:
     words = (
         ["tokenizer.json has another vocabulary"] if all(tokens) and tokens[0] != tokens[1] else []
     )
-    return grouped({"settings that differ": differing, "tokenizer": words})
+    return grouped({"different settings": differing, "tokenizer": words})
 
 
 def _short(value: Tensor) -> str:
@@ -93,19 +93,19 @@ def _short(value: Tensor) -> str:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return what a file of a model holds; nothing where the model has none."""
+    """Return the content of a model's file; empty if there is none."""
     return read_json(path, CheckpointError, dict) if os.path.lexists(path) else {}
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings that say what weights mean, as transformers reads them if it can."""
+    """Return the settings that affect the meaning of weights, as transformers reads them."""
     stored = _settings(folder / "config.json")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         use = {key for key in GenerationConfig().to_dict() if not key.endswith("_token_id")}
         known = type(config)().to_dict().keys() - use
         stored = {key: value for key, value in config.to_dict().items() if stored and key in known}
-    except Exception:  # transformers answers what it does not know with errors of all sorts
+    except Exception:  # transformers raises various errors for unknown settings
         pass
     return _meaning(stored)
 

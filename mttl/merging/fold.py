@@ -1,4 +1,4 @@
-"""Fold the mixture of one task into plain weights, and undo it; unpack quantised backbones."""
+"""Folding of one task's mixture into plain weights, and unpacking of quantised backbones."""
 
 import copy
 from dataclasses import dataclass
@@ -24,26 +24,26 @@ from mttl.skills.skilled_model import SkilledModel
 
 @dataclass(frozen=True)
 class FoldedBackbone:
-    """A backbone in which plain layers stand in the place of skilled ones."""
+    """A backbone in which plain layers replace skilled ones."""
 
-    backbone: nn.Module  # of one task: it takes no task ids, and saves as what it was
-    replaced: dict[str, SkilledLayer]  # the skilled layers that `unfold` puts back, by path
+    backbone: nn.Module  # of one task, without task ids
+    replaced: dict[str, SkilledLayer]  # skilled layers by path, for `unfold`
 
 
 def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
-    """Return the mixing weights of one task, without noise; they may not depend on the prompt."""
+    """Return the mixing weights of one task without noise; CheckpointError if prompts matter."""
     if "prompts" in router.seen:
         raise CheckpointError(
-            f"a {type(router).__name__} mixes skills by the prompt of every example: no weights of "
-            "a task stand for it. Answer with the run itself, or merge the average"
+            f"{type(router).__name__} mixes skills by prompt, so a task has no fixed weights. Use "
+            "the run itself, or merge the average"
         )
     if not 0 <= task_id < router.n_tasks:
-        raise ValueError(f"task_id ({task_id}) must lie in 0 … {router.n_tasks - 1}")
+        raise ValueError(f"task_id ({task_id}) must be in 0 … {router.n_tasks - 1}")
     return router.matrix()[:, task_id].detach()
 
 
 def average_mixing(router: TaskRouter) -> Float[Tensor, "G H K"]:
-    """Return uniform mixing weights, whatever the router learned: the average skill (MHR-μ).
+    """Return uniform mixing weights, which give the average skill (MHR-μ).
 
     References:
         Caccia et al., arXiv:2211.03831, section 4.
@@ -52,10 +52,10 @@ def average_mixing(router: TaskRouter) -> Float[Tensor, "G H K"]:
 
 
 def skill_mixing(router: TaskRouter, skill: int) -> Float[Tensor, "G H K"]:
-    """Return the mixing weights that use one skill alone; `CheckpointError` if there is none."""
+    """Return the mixing weights of a single skill; CheckpointError if it does not exist."""
     n_skills = router.n_skills
     if not 0 <= skill < n_skills:
-        raise CheckpointError(f"there is no skill {skill}: they are numbered 0 … {n_skills - 1}")
+        raise CheckpointError(f"there is no skill {skill}; skills have numbers 0 … {n_skills - 1}")
     mixing = torch.zeros_like(average_mixing(router))
     mixing[..., skill] = 1
     return mixing
@@ -63,69 +63,69 @@ def skill_mixing(router: TaskRouter, skill: int) -> Float[Tensor, "G H K"]:
 
 @torch.no_grad()
 def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
-    """Replace every skilled layer by a plain one that computes the same for one mixture, in place.
+    """Replace every skilled layer by a plain one that is equivalent for one mixture, in place.
 
-    The sums are made in single precision at least and rounded once to the base layer's dtype;
-    weights in few bits are unpacked for them (`dequantise` does so with the other layers). The
-    base weights are not touched: the skilled layers are kept aside, and `unfold` restores the
-    model bit for bit. Until then ``model`` itself answers every task as this one.
+    Sums are computed in at least single precision and rounded once to the base layer's dtype;
+    quantised weights are unpacked (`dequantise` unpacks the other layers). Base weights do not
+    change, so `unfold` restores the model exactly. Until then ``model`` uses this mixture for every
+    task.
 
     Raises:
         CheckpointError: If tokens choose experts.
         ValueError: If ``mixing`` does not fit the router, a kind of skill has no plain weights, or
-            a weight to be changed is shared with another layer. Nothing is changed then.
+            a changed weight is shared with another layer; the model does not change.
     """
     require_plain(model)
     router = model.router
     expected = (router.n_groups, router.n_heads, router.n_skills)
     if mixing.shape != expected:
-        raise ValueError(f"mixing has shape {tuple(mixing.shape)}, the router makes it {expected}")
+        raise ValueError(f"mixing has shape {tuple(mixing.shape)}; the router needs {expected}")
     if not (skilled := model.skilled_layers()):
-        raise ValueError("it is folded already; unfold it first")
+        raise ValueError("the model is folded already; unfold it first")
     _check_tied(model.backbone, skilled)
     plain = {layer: _plain(path, layer, mixing[layer.group]) for path, layer in skilled.items()}
     return _replace(model.backbone, plain)
 
 
 def strip(model: SkilledModel) -> FoldedBackbone:
-    """Take the skills off: put every base layer in the place of its skilled one."""
+    """Replace every skilled layer by its base layer, in place."""
     bare: dict[SkilledLayer, nn.Module] = {}
     for layer in model.skilled_layers().values():
         base: nn.Module = layer
-        while isinstance(base, SkilledLayer):  # a block may stand around attention with skills
+        while isinstance(base, SkilledLayer):  # a block with skills may contain layers with skills
             base = base.base
         bare[layer] = base
     return _replace(model.backbone, bare)
 
 
 def unfold(folded: FoldedBackbone) -> None:
-    """Put the skilled layers back; the model is then as it was before `fold`."""
-    for path, layer in folded.replaced.items():  # from the outside in, and back above
+    """Restore the skilled layers that `fold` or `strip` replaced."""
+    for path, layer in folded.replaced.items():  # from the outside in; `_replace` is the reverse
         _put(folded.backbone, path, layer)
 
 
 def require_plain(model: SkilledModel) -> None:
-    """Refuse a model whose tokens choose experts: plain weights cannot stand for it."""
+    """Raise CheckpointError if tokens choose experts, which have no plain weights."""
     if layers := model.token_layers():
         raise CheckpointError(
-            f"tokens choose the experts of '{next(iter(layers))}', and no plain weights stand for "
-            "them. Answer with the run itself (mttl predict, mttl serve)"
+            f"tokens choose the experts of '{next(iter(layers))}', which cannot be merged into "
+            "plain weights. Use the run itself (mttl predict, mttl serve)"
         )
 
 
 def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:
-    """Return a skilled layer that is a linear one; refuse skills that no change of a weight is."""
+    """Return a skilled linear layer; ValueError if the skills are no changes of a weight."""
     if not isinstance(layer, SkilledLinear):
         raise ValueError(
-            f"the skills of '{path}' cannot be folded: they act on a {type(layer.base).__name__}, "
-            "and no change of a weight does what they do. Answer with the run itself "
-            "(mttl predict, mttl serve)"
+            f"the skills of '{path}' cannot be folded: they act on {type(layer.base).__name__}, "
+            "and have no equivalent change of a weight. Use the run itself (mttl predict, mttl "
+            "serve)"
         )
     return layer
 
 
 def _replace(backbone: nn.Module, plain: dict[SkilledLayer, nn.Module]) -> FoldedBackbone:
-    # A layer may stand at several paths.
+    # A layer may have several paths.
     replaced = {
         path: module
         for path, module in backbone.named_modules(remove_duplicate=False)
@@ -146,15 +146,15 @@ def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> n
     base = layer.base
     if is_foreign(base):
         raise ValueError(
-            f"'{path}' is a {type(base).__name__}, whose weight cannot be read; load the backbone "
-            "in floating point"
+            f"'{path}' is {type(base).__name__}, whose weight cannot be read; load the backbone in "
+            "floating point"
         )
     packed = is_packed(layer.weight)
     kept = dense_weight(base) if packed else layer.weight
     weight, bias = kept, layer.bias
     if not weight.is_floating_point():
         raise ValueError(
-            f"'{path}' keeps its weight as {weight.dtype}; load the backbone in floating point"
+            f"the weight of '{path}' is {weight.dtype}; load the backbone in floating point"
         )
     wide = torch.promote_types(weight.dtype, torch.float32)
     weight = weight.to(wide).t() if is_transposed(base) else weight.to(wide)
@@ -180,7 +180,7 @@ def _parameter(value: Tensor, like: Tensor) -> nn.Parameter:
 
 
 def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
-    """Refuse weights that another layer uses too: folding would untie them, or change both."""
+    """Raise ValueError if a layer without skills shares a weight that would change."""
     owners: dict[Tensor, set[str]] = {}
     for path, module in backbone.named_modules():
         for parameter in module._parameters.values():
@@ -188,18 +188,18 @@ def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
                 owners.setdefault(parameter, set()).add(path)
     for path, layer in skilled.items():
         if not isinstance(layer, SkilledLinear):
-            continue  # refused for another reason
+            continue  # `require_weights` raises an error
         for parameter in layer.base.parameters(recurse=False):
             if others := sorted(owners[parameter] - {f"{path}.base"}):
                 raise ValueError(
-                    f"'{path}' shares its weight with '{others[0]}', which has no skills: the "
-                    "mixture cannot be folded into it. Train skills of other layers (targets)"
+                    f"the mixture cannot be folded into '{path}', which shares its weight with "
+                    f"'{others[0]}', a layer without skills. Train skills of other targets"
                 )
 
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """How far packed weights are from those they were made of, relative to their norm."""
+    """The distance of packed weights from the originals, relative to their norm."""
 
     overall: float
     worst: str
@@ -208,7 +208,7 @@ class QuantisationError:
 
 @torch.no_grad()
 def quantisation_error(backbone: nn.Module, original: nn.Module) -> QuantisationError:
-    """Compare the packed weights of a backbone with the same model's in floating point."""
+    """Return the error of a backbone's packed weights against the model in floating point."""
     squares: dict[str, tuple[float, float]] = {}
     for path, layer in packed_layers(backbone).items():
         name = path.removesuffix(".base")
@@ -228,11 +228,11 @@ def dequantise(backbone: nn.Module) -> int:
     layers = packed_layers(backbone)
     for path, layer in layers.items():
         backbone.set_submodule(path, dense_layer(layer, dense_weight(layer), layer.bias))  # type: ignore[arg-type]
-    # Also where folding has put plain layers in the places of all of them.
+    # Also if folding has replaced all packed layers.
     quantiser: Any = getattr(backbone, "hf_quantizer", None)
     if quantiser is not None:
         quantiser.remove_quantization_config(backbone)
-        # What was loaded packed would be packed again, with its names for the parts, when saved.
+        # Otherwise saving would pack the weights again, with the names of packed parts.
         conversions: Any = getattr(backbone, "_weight_conversions", None) or []
         kept = [one for one in conversions if not _unpacks(one)]
         setattr(backbone, "_weight_conversions", kept)  # noqa: B010
@@ -240,7 +240,7 @@ def dequantise(backbone: nn.Module) -> int:
 
 
 def dense_layer(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Linear | Conv1D:
-    """Return a layer of the class that stood in the place of a packed one, with other tensors."""
+    """Return a layer of the class that a packed one replaced, with given tensors."""
     if _was_transposed(layer):
         made: nn.Linear | Conv1D = Conv1D(weight.shape[0], weight.shape[1])
         weight = weight.t()
@@ -253,11 +253,11 @@ def dense_layer(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Lin
 
 
 def _unpacks(conversion: Any) -> bool:
-    """Return whether a conversion of names in files builds packed weights."""
+    """Return whether a conversion of names builds packed weights."""
     operations = getattr(conversion, "operations", [])
     return any(type(one).__name__.endswith("Deserialize") for one in operations)
 
 
 def _was_transposed(layer: nn.Module) -> bool:
-    """Return whether bitsandbytes took the layer from a class that keeps weights as (I, O)."""
+    """Return whether bitsandbytes replaced a layer with a weight of the shape (I, O)."""
     return getattr(layer, "source_cls", None) is Conv1D

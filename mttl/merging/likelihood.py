@@ -1,4 +1,4 @@
-"""The log-likelihood of each example's answer, whose gradients give Fisher information."""
+"""The log-likelihood of each example's answer, for Fisher information."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,19 +15,18 @@ from mttl.training.loss import token_losses
 
 
 def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return what `answer_log_likelihood` reads: inputs, and the targets of every position.
+    """Return the batch of `answer_log_likelihood`: inputs, and the targets of every position.
 
-    The decoder's inputs are made from the labels here, so that targets drawn from the model do not
-    change what is read before them.
+    The decoder's inputs come from the labels, so that sampled targets do not change them.
     """
     return {**forced_inputs(model, batch), "targets": targets_of(model, batch["labels"])}
 
 
 def answer_log_likelihood(model: nn.Module, *, traceable: bool) -> LogLikelihood:
-    """Return the function that gives log p(answer | input) of every example of a batch.
+    """Return a function that returns log p(answer | input) of every example of a batch.
 
-    It calls what it is given, not this model. With ``traceable``, which `torch.func.vmap` needs,
-    masks are numbers over queries and keys: models add these without looking at their values.
+    ``traceable`` passes additive masks over queries and keys, which models do not inspect;
+    `torch.func.vmap` needs them.
     """
 
     def log_likelihood(
@@ -45,10 +44,10 @@ def answer_log_likelihood(model: nn.Module, *, traceable: bool) -> LogLikelihood
 def sample_targets(
     model: nn.Module, batch: Mapping[str, Tensor], generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
-    """Replace the targets by tokens that the model draws at each position, given the true answer.
+    """Return a batch whose targets are samples of the model at each position.
 
-    Squared gradients of these are the Fisher information itself rather than the empirical one. The
-    answer read so far stays the reference's, as in the code released with elastic weight removal.
+    Their squared gradients give the Fisher information instead of the empirical one. Previous
+    tokens are those of the true answer, as in the code released with elastic weight removal.
     """
     training = model.training
     model.eval()
@@ -63,7 +62,7 @@ def sample_targets(
 def _inputs(batch: Batch, model: nn.Module, traceable: bool) -> dict[str, Tensor]:
     inputs = {name: value for name, value in batch.items() if name != "targets"}
     if traceable:
-        seen = inputs["attention_mask"].bool()[:, None, None, :]  # over heads and queries
+        seen = inputs["attention_mask"].bool()[:, None, None, :]  # axes of heads and queries
         if is_decoder_only(model):
             length = seen.shape[-1]
             seen = seen & torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()

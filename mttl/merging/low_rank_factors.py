@@ -1,4 +1,4 @@
-"""One task's mixture as one pair of factors: exact where the skills allow it, else by SVD."""
+"""One task's mixture as a pair of low-rank factors: exact for LoRA, otherwise by SVD."""
 
 from dataclasses import dataclass
 
@@ -13,37 +13,37 @@ from mttl.skills.weights.lora import LoRAInventory
 
 @dataclass(frozen=True)
 class LowRank:
-    """A weight change ``up @ downᵀ``: A and B of the literature; the skills' scale is in B."""
+    """A weight change ``up @ downᵀ`` with LoRA's factors A (down) and B (up); B has the scale."""
 
     down: Float[Tensor, "I r"]
     up: Float[Tensor, "O r"]
-    dropped: float = 0.0  # Frobenius norm of what was cut off
+    dropped: float = 0.0  # Frobenius norm of the truncated part
 
     @property
     def rank(self) -> int:
-        """Columns of the factors."""
+        """The number of columns of the factors."""
         return self.down.shape[1]
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Features in and out."""
+        """The input and output features."""
         return self.down.shape[0], self.up.shape[0]
 
     @property
     def norm(self) -> float:
-        """Frobenius norm of the whole change, what was cut off included."""
+        """The Frobenius norm of the change, including the truncated part."""
         down, up = self.down.double(), self.up.double()
         kept = ((down.t() @ down) * (up.t() @ up)).sum()  # ‖B Aᵀ‖² without the product
         return (float(kept) + self.dropped**2) ** 0.5
 
     def padded(self, rank: int) -> "LowRank":
-        """Return the same change with columns of zeros up to a rank."""
+        """Return the change with columns of zeros up to a rank."""
         extra = (0, rank - self.rank)
         down, up = (torch.nn.functional.pad(factor, extra) for factor in (self.down, self.up))
         return LowRank(down, up, self.dropped)
 
     def trimmed(self) -> "LowRank":
-        """Return the same change without columns of zeros at the end."""
+        """Return the change without columns of zeros at the end."""
         used = (self.down.any(0) | self.up.any(0)).nonzero()
         rank = int(used.max()) + 1 if len(used) else 0
         return LowRank(self.down[:, :rank], self.up[:, :rank], self.dropped)
@@ -51,15 +51,13 @@ class LowRank:
 
 @torch.no_grad()
 def mixture_factors(inventory: LoRAInventory, weights: Float[Tensor, "H K"]) -> LowRank:
-    r"""Return the factors of one task's mixture of low-rank skills, exactly.
+    r"""Return the exact factors of one task's mixture of low-rank skills.
 
-    What a start from the layer's weight subtracts doubles the ranks that are named here.
-    ``"factors"`` multiplies two averages, so that its change has rank r: head h reads only its
-    block of A's input features and of B's output features, and the blocks side by side are one A
-    and one B. ``"deltas"`` and ``"outputs"`` add products:
-    :math:`\sum_k w_k B_k A_k^\top = [w_1 B_1 \dots w_K B_K][A_1 \dots A_K]^\top`, of rank r times
-    the number of skills in use; with heads, the block of output features h of :math:`B_k` has the
-    weight :math:`w_{hk}`.
+    ``mix="factors"`` has rank r; the blocks of features of all heads form one A and one B.
+    ``"deltas"`` and ``"outputs"`` have rank r times the number of skills in use:
+    :math:`\sum_k w_k B_k A_k^\top = [w_1 B_1 \dots w_K B_K][A_1 \dots A_K]^\top`; with heads, block
+    h of the output features of :math:`B_k` has the weight :math:`w_{hk}`. An initialisation from
+    the layer's weight doubles the ranks.
     """
     downs, ups = inventory.columns()
     if inventory.mix == "factors":
@@ -74,7 +72,7 @@ def mixture_factors(inventory: LoRAInventory, weights: Float[Tensor, "H K"]) -> 
 
 @torch.no_grad()
 def truncate(down: Float[Tensor, "I q"], up: Float[Tensor, "O q"], rank: int) -> LowRank:
-    """Return the best approximation of ``up @ downᵀ`` of a given rank, never building the product.
+    """Return the best approximation of ``up @ downᵀ`` of a given rank, without the product.
 
     With ``A = Q R`` and ``B = P S`` the product's singular values are those of the small matrix
     ``S Rᵀ``. The result is optimal in the Frobenius norm (Eckart and Young, 1936).
@@ -95,21 +93,20 @@ def factorise(delta: Float[Tensor, "O I"], rank: int) -> LowRank:
 def mixture(
     inventory: Inventory, weights: Float[Tensor, "H K"], rank: int | None = None
 ) -> LowRank:
-    """Return one task's mixture as factors: exact by default, of the rank that this takes.
+    """Return one task's mixture as factors, exact by default.
 
     Raises:
-        ValueError: If the kind has no factors of its own and no rank is given, or the rank is not
-            positive.
+        ValueError: If the kind is not low-rank and no rank is given, or the rank is not positive.
         NotImplementedError: If the kind does not add to the base weight.
     """
     if rank is not None and rank < 1:
         raise ValueError(f"rank ({rank}) must be at least 1")
     if not isinstance(inventory, LoRAInventory):
-        delta = inventory.delta(weights[None])[0].detach()  # first: kinds without one say why
+        delta = inventory.delta(weights[None])[0].detach()  # before other errors
         if rank is None:
             raise ValueError(
-                f"{type(inventory).__name__} holds changes that are not of low rank; give the rank "
-                "to approximate them with"
+                f"changes of {type(inventory).__name__} are not low-rank; set the rank of their "
+                "approximation"
             )
         return factorise(delta, rank)
     exact = mixture_factors(inventory, weights)
@@ -119,7 +116,7 @@ def mixture(
 
 
 def relative_error(parts: list[LowRank]) -> float:
-    """Return the norm of what was cut off from all layers over the norm of the whole changes."""
+    """Return the norm of the truncated parts of all layers relative to that of the changes."""
     dropped = sum(part.dropped**2 for part in parts)
     return (dropped / sum(part.norm**2 for part in parts)) ** 0.5 if dropped else 0.0
 

@@ -1,8 +1,7 @@
 """Task vectors, one tensor at a time: of a tuned model, or of one task of a trained run.
 
-Of a run neither the backbone's weights nor dense skills of all layers are loaded: the backbone is
-built without memory, to learn which layer is which, and changes are made layer by layer when asked
-for.
+For a run, the backbone is built without memory for its weights, and changes are computed layer by
+layer on demand.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,12 +28,12 @@ from mttl.skills.weights.sparse import place_supports, saved_supports
 
 @dataclass(frozen=True)
 class DenseChange:
-    """The difference of a tuned model and its base."""
+    """The difference of a tuned model from its base."""
 
     weights: Weights
 
     def touches(self, tensor: str) -> bool:
-        """Return whether the tensor may have changed: any that the model has may."""
+        """Return whether the tensor may have changed: whether the model has it."""
         return tensor in self.weights
 
     def read(self, tensor: str, base: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -45,11 +44,11 @@ class DenseChange:
 
 
 class MixtureChange:
-    """What the skills of a run change for one task.
+    """The change of the base by a run's skills for one task.
 
     Raises:
-        CheckpointError: If the run or the base cannot be read, the run knows no such task, was
-            trained on another backbone, or has skills that are not plain weights.
+        CheckpointError: If the run or the base cannot be read, the run lacks the task, was trained
+            on another backbone, or has skills that are not plain weights.
     """
 
     def __init__(self, run: str | Path, task: str, base: Weights) -> None:
@@ -58,12 +57,12 @@ class MixtureChange:
         self.settings = settings = read_found_settings(saved)
         problem = ""
         if task not in saved.tasks:
-            problem = f"knows no task '{task}'.{nearest(task, saved.tasks)}"
+            problem = f"has no task '{task}'.{nearest(task, saved.tasks)}"
         elif settings.backbone.quantize:
             problem = (
-                f"was trained on a backbone in fewer bits ({settings.backbone.quantize}), not on "
-                f"the weights of '{folder}'; merge its task into a model first (mttl merge-task), "
-                "and give that"
+                f"was trained on a quantised backbone ({settings.backbone.quantize}), not on the "
+                f"weights of '{folder}'; merge its task into a model first (mttl merge-task), and "
+                "use that model"
             )
         if problem:
             raise CheckpointError(f"'{run}' {problem}")
@@ -71,7 +70,7 @@ class MixtureChange:
         backbone = empty_model(folder)
         if backbone is None:
             raise CheckpointError(
-                f"'{folder}' describes no language model, which the skills of a run need"
+                f"'{folder}' is not a language model, which the skills of a run need"
             )
         with raised_as(CheckpointError, f"'{run}' does not fit '{folder}'", ConfigError):
             model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)
@@ -86,7 +85,7 @@ class MixtureChange:
         )
         if problems:
             raise CheckpointError(
-                f"'{folder}' does not hold the weights that its config.json asks for:\n"
+                f"'{folder}' does not have the weights that its config.json requires:\n"
                 + "\n".join(problems)
             )
         saved.require_backbone(parameters, f"'{folder}'", base)
@@ -97,7 +96,7 @@ class MixtureChange:
         self._mixing = task_mixing(model.router, saved.tasks.index(task))
         with raised_as(CheckpointError, f"'{run}'", ValueError, NotImplementedError):
             _try_folds(self._layers, self._mixing)
-        # What the skills stand on: the run's own backbone, if it was trained.
+        # The backbone of the skills: that of the run if it was trained.
         self._trained = Weights(saved.folder / "backbone.safetensors") if saved.backbone else None
         self._below = base if self._trained is None else self._trained
         self._owners = {
@@ -108,7 +107,7 @@ class MixtureChange:
         }
 
     def touches(self, tensor: str) -> bool:
-        """Return whether the tensor may have changed at all."""
+        """Return whether the tensor may have changed."""
         return tensor in self._owners or self._trained is not None
 
     def read(self, tensor: str, base: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -122,12 +121,12 @@ class MixtureChange:
 
     @torch.no_grad()
     def _change(self, tensor: str) -> Tensor:
-        """Return the change of a layer's weight or bias as it stands in the backbone."""
+        """Return the change of a layer's weight or bias in the layout of the backbone."""
         path = self._owners[tensor]
         layer, part = self._layers[path], tensor.rpartition(".")[2]
         weights = self._mixing[layer.group]
         transposed = is_transposed(layer.base)
-        # A kind that multiplies has no change that does not depend on the weight.
+        # Multiplicative kinds have no change that is independent of the weight.
         with suppress(NotImplementedError):
             if part == "weight":
                 change = layer.inventory.delta(weights[None])[0]
@@ -147,7 +146,7 @@ Change = DenseChange | MixtureChange
 
 @torch.no_grad()
 def _try_folds(layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"]) -> None:
-    """See that the skills are changes of weights: fold one layer of each kind, with bias or not."""
+    """Fold one layer of each kind, with and without bias, to check that this is possible."""
     tried = {}
     for path, skilled in layers.items():
         layer = require_weights(path, skilled)
@@ -160,7 +159,7 @@ def _try_folds(layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"
 
 
 def _give_memory(layers: Iterable[SkilledLayer]) -> None:
-    """Put empty tensors on the CPU in the place of the skills' own; shared ones stay shared."""
+    """Replace the skills' tensors by empty ones on the CPU; shared ones stay shared."""
     made: dict[Tensor, Any] = {}
     for module in (part for layer in layers for part in layer.inventory.modules()):
         for name, value in module._parameters.items():

@@ -1,4 +1,4 @@
-"""A recipe: which models are merged, how, and where the result goes."""
+"""The recipe of a merge: models, method and output."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -25,14 +25,14 @@ class CaPE(Section):
 
     kind: Literal["cape"]
     weight: PositiveFloat = 1.0
-    """λ."""
+    """Weight λ of the difference."""
 
 
 class _Bounded(Section):
     floor: PositiveFloat = 1e-6
-    """The smallest Fisher information."""
+    """Smallest Fisher information; lower values are raised."""
     ceiling: PositiveFloat | None = None
-    """The largest Fisher information."""
+    """Largest Fisher information; higher values are lowered."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -46,7 +46,7 @@ class Elastic(_Bounded):
 
     kind: Literal["elastic"]
     base_weight: PositiveFloat = 1.0
-    """λ0."""
+    """Weight λ0 of the base."""
 
 
 class ElasticCaPE(_Bounded):
@@ -56,9 +56,9 @@ class ElasticCaPE(_Bounded):
     fisher: Text
     """File with the Fisher information of the difference of expert and anti-expert."""
     weight: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """λ; the base has 1 − λ."""
+    """Weight λ of the difference; the base has 1 − λ."""
     ceiling: PositiveFloat = 1e6
-    """The largest Fisher information."""
+    """Largest Fisher information; higher values are lowered."""
 
 
 class FisherAverage(Section):
@@ -66,35 +66,35 @@ class FisherAverage(Section):
 
     kind: Literal["fisher_average"]
     floor: PositiveFloat = 1e-6
-    """The smallest Fisher information."""
+    """Smallest Fisher information; lower values are raised."""
 
 
 class Ties(Section):
-    """Trim, elect a sign, average those that agree."""
+    """TIES: trim task vectors, elect signs, and average the entries that agree."""
 
     kind: Literal["ties"]
     density: Density = 0.2
     """Share of each task vector that is kept."""
     scope: Literal["tensor", "model"] = "tensor"
-    """The share of every tensor, or of all tensors together."""
+    """Scope of the density: every tensor, or all tensors together."""
     election: Literal["total", "frequency"] = "total"
-    """Signs by the sum of values, or by the number of vectors."""
+    """Election of signs by the sum of values, or by the number of vectors."""
     scale: PositiveFloat = 1.0
     """Factor of the merged vector."""
 
 
 class Dare(Section):
-    """Drop entries at random and rescale; then add, or elect signs as TIES does."""
+    """DARE: drop entries at random and rescale the rest; then add, or elect signs as TIES."""
 
     kind: Literal["dare"]
     density: Density = 0.5
     """Probability that an entry is kept."""
     seed: Seed = 13
-    """Of the masks."""
+    """Seed of the masks."""
     then: Literal["add", "ties"] = "add"
-    """How the vectors are merged afterwards."""
+    """Method of the merge after dropping."""
     election: Literal["total", "frequency"] = "total"
-    """As for ties."""
+    """Election of signs, as for ties."""
 
 
 MergeMethod = Annotated[
@@ -104,33 +104,33 @@ MergeMethod = Annotated[
 
 
 class MergeBase(Section):
-    """The model that task vectors start from."""
+    """The base model of the task vectors."""
 
     model: Text
-    """Folder of a model, as transformers saves it."""
+    """Folder of a model in the format of transformers."""
     fisher: Text | None = None
-    """File with its Fisher information; see mttl fisher."""
+    """File with the Fisher information of the base; see mttl fisher."""
 
 
 class Ingredient(Section):
-    """What is merged into the base: a tuned model, or a task of a trained run."""
+    """A tuned model, or a task of a trained run, that is merged into the base."""
 
     model: Text | None = None
     """Folder of a model tuned from the base."""
     run: Text | None = None
     """Folder of a run trained on the base; its skills are mixed for one task."""
     task: Text | None = None
-    """The task of the run."""
+    """Task of the run."""
     weight: PositiveFloat = 1.0
-    """λ; the sign comes from the role."""
+    """Weight λ; the sign comes from the role."""
     role: Literal["expert", "anti_expert"] = "expert"
-    """An expert is added, an anti-expert subtracted."""
+    """Role of the model: an expert is added, an anti-expert subtracted."""
     fisher: Text | None = None
-    """File with its Fisher information, at its own weights and on its own data."""
+    """File with the Fisher information of the model on its data."""
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The folder, with the task of a run."""
         return str(self.model) if self.run is None else f"{self.run} [{self.task}]"
 
     @model_validator(mode="after")
@@ -139,23 +139,23 @@ class Ingredient(Section):
         if (self.model is None) == (self.run is None):
             problem = "must have either model: FOLDER, or run: FOLDER and task: NAME"
         elif (self.run is None) != (self.task is None):
-            problem = "run and task belong together: a run's skills are mixed by task"
+            problem = "run needs task, and task needs run: a run's skills are mixed by task"
         if problem:
             raise ValueError(problem)
         return self
 
 
 class Recipe(Section):
-    """A whole recipe."""
+    """The recipe of a merge."""
 
     base: MergeBase
-    """What the result is made from, and looks like."""
+    """Base model, which determines the format of the result."""
     models: Annotated[list[Ingredient], Field(min_length=1)]
-    """What is merged into it."""
+    """Models that are merged into the base."""
     method: MergeMethod
-    """How."""
+    """Method of the merge."""
     out: Text | None = None
-    """Folder of the result; the command's --out wins."""
+    """Folder of the result; the option --out takes precedence."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -169,10 +169,10 @@ class Recipe(Section):
                 )
             if any("weight" in model.model_fields_set for model in self.models):
                 problems.append(
-                    f"models: {kind} gives both the same weight: set method.weight instead"
+                    f"models: {kind} has one weight for both models: set method.weight instead"
                 )
         if kind == "fisher_average" and "anti_expert" in roles:
-            problems.append("models must all be experts for fisher_average: it cannot subtract")
+            problems.append("models must all be experts for fisher_average, which cannot subtract")
         problems += self._about_fishers(kind)
         if problems:
             raise ValueError("\n".join(problems))
@@ -187,23 +187,18 @@ class Recipe(Section):
         return [
             f"{key} is required for {kind}"
             if needed
-            else f"{key} is not used by {kind}: leave it out"
+            else f"{key} is not used by {kind}; leave it out"
             for key, (needed, value) in wanted.items()
             if needed == (value is None)
         ]
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Read and validate a recipe.
-
-    Raises:
-        ConfigError: If it cannot be read, is malformed, or does not validate; the message names
-            every key with its value, what is allowed, and near names.
-    """
+    """Return the validated recipe of a file."""
     path = Path(path)
     tree = read_yaml(path, ConfigError)
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must hold base, models and method")
+        raise ConfigError(f"{path}: must be a mapping with base, models and method")
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How the tensors of all models become one: a function per kind of recipe."""
+"""Merge rules: a function per method, from the tensors of all models to one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from mttl.merging.weights_folder import Weights
 
 @dataclass(frozen=True)
 class Parts:
-    """What is merged."""
+    """The opened files of a recipe."""
 
     recipe: Recipe
     base: Weights
@@ -35,7 +35,7 @@ class Parts:
     contrast_fisher: Weights | None
 
     def merged(self, tensor: str, base: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the new values of a tensor; call it for all of them, in order."""
+        """Return the merged values of a tensor; call it for all tensors in order."""
         method = self.recipe.method
         return _RULES[method.kind](method, self, tensor, base)
 
@@ -53,7 +53,7 @@ class Parts:
 
     @cached_property
     def trimmers(self) -> list[Trimmer]:
-        """What trims each task vector over all tensors; a sign has no part in a magnitude."""
+        """The trimmer of each task vector over all tensors, for TIES with the scope ``"model"``."""
         names = [name for name in self.base if self.base[name].is_floating_point()]
         density = getattr(self.recipe.method, "density", 1.0)
         kept = kept_count(sum(self.base[name].numel() for name in names), density)
@@ -67,7 +67,7 @@ def _add(method: Any, parts: Parts, tensor: str, base: Tensor) -> Tensor:
 
 
 def _elastic(method: Elastic, parts: Parts, tensor: str, base: Tensor) -> Tensor:
-    # A model that leaves a tensor alone has no vector there, and so no part in Z either.
+    # Models that do not change a tensor contribute neither a vector nor to Z.
     having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
     fishers = _measures(tensor, base, parts.base_fisher, *(parts.fishers[i] for i in having))
     if not having or not fishers:
@@ -88,7 +88,7 @@ def _elastic(method: Elastic, parts: Parts, tensor: str, base: Tensor) -> Tensor
 def _elastic_cape(method: ElasticCaPE, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     if not (fishers := _measures(tensor, base, parts.base_fisher, parts.contrast_fisher)):
         return base
-    # Turned around already: their sum is expert − anti-expert.
+    # Vectors of anti-experts are negated: the sum is expert − anti-expert.
     first, second = parts.vectors(tensor, base)
     return elastic_removal(
         base,
@@ -132,7 +132,7 @@ def _dare(method: Dare, parts: Parts, tensor: str, base: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Vectors:
-    """A task vector, tensor by tensor, as often as it is iterated over."""
+    """The tensors of a task vector; it can be iterated several times."""
 
     base: Weights
     change: Change
@@ -143,7 +143,7 @@ class _Vectors:
 
 
 def _measures(tensor: str, base: Tensor, *fishers: Weights | None) -> list[Tensor]:
-    """Return all Fisher information of a tensor; none if some lacks: no model changed it then."""
+    """Return all Fisher information of a tensor; none if a file lacks it, as for unchanged ones."""
     found = [one[tensor].to(base.dtype) for one in fishers if one is not None and tensor in one]
     return found if len(found) == len(fishers) else []
 

@@ -1,4 +1,4 @@
-"""Merge models by a recipe, shard by shard and tensor by tensor, into a new folder.
+"""Merging of models by a recipe, tensor by tensor, into a new folder.
 
 ::
 
@@ -6,8 +6,8 @@
     model A ──────┼─> τ_A, τ_B, f … ─> rule ───┤
     model B ──────┘                            └─> …
 
-One tensor of each model is in memory at a time, whatever the size of the models. The other files of
-the base (configuration, tokenizer, index of shards) are copied: the result is a model like it.
+One tensor of each model is in memory at a time. The other files of the base (configuration,
+tokenizer, index of shards) are copied.
 """
 
 import logging
@@ -36,7 +36,7 @@ from mttl.models.backbone import load_tokenizer
 from mttl.models.generation import end_also_at, search_settings
 
 _log = logging.getLogger(__name__)
-_ABOUT = "Merged by a recipe, which stands in `merge.yaml`."
+_ABOUT = "Merged by the recipe in `merge.yaml`."
 COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm")
 
 
@@ -47,15 +47,17 @@ def merge_models(
     on_tensor: Callable[[int, int], object] = lambda done, total: None,
     probe: bool = False,
 ) -> None:
-    """Merge models and write the result, whole or not at all; the same recipe gives the same bytes.
+    """Merge models and write the result atomically; equal recipes give equal bytes.
 
-    Beside the model the folder gets ``merge.yaml``, the recipe, and where it adds tasks of runs,
-    how they are asked. With ``probe`` the result is loaded and its answers compared, in the memory
-    of two models. ``on_tensor`` is called with the number of tensors written, and that of all.
+    Args:
+        recipe: Models and method.
+        out: New folder of the model, ``merge.yaml``, and, for tasks of runs, their prompt formats.
+        on_tensor: Function that is called with the numbers of written tensors and of all tensors.
+        probe: Whether to load the result and compare its answers, in the memory of two models.
 
     Raises:
-        CheckpointError: If something cannot be read or does not fit; the message lists, for every
-            model at once, which tensors and settings differ. Nothing is written then.
+        CheckpointError: If a file cannot be read or models do not fit; the message lists the
+            differing tensors and settings of all models, and nothing is written.
         ConfigError: If the folder exists already.
     """
     out = Path(out)
@@ -76,7 +78,7 @@ def merge_models(
             if not value.isfinite().all():
                 kind = str(value.dtype).removeprefix("torch.")
                 raise ValueError(
-                    f"'{tensor}' would hold values that are NaN, or too large for {kind}"
+                    f"'{tensor}' would have values that are NaN or too large for {kind}"
                 )
         if probe:
             kept[stored] = value
@@ -103,7 +105,7 @@ def merge_models(
 
 
 def _write_like(template: Path, out: Path, file: Any, merged: Callable[[str], Tensor]) -> None:
-    """Write a file with the names, types and shapes of another, tensor by tensor."""
+    """Write a file with the header of another, tensor by tensor."""
     with template.open("rb") as source, out.open("wb") as written:
         length = source.read(8)
         written.write(length + source.read(int.from_bytes(length, "little")))
@@ -113,20 +115,20 @@ def _write_like(template: Path, out: Path, file: Any, merged: Callable[[str], Te
 
 
 def _check(folder: Path, base: Weights, tensors: dict[str, Tensor]) -> None:
-    """See that transformers reads a merge as what was computed, where it reads the base."""
+    """Check that transformers loads the merge as computed; warn if it cannot load the base."""
     try:
         meant, _ = read_model(base.path, meta=not tensors, tensors=tensors)
         answers = {"merge": logits(meant)} if tensors else {}
-    except Exception as error:  # transformers answers what it cannot read with errors of all sorts
-        _log.warning("the merge is not checked; transformers reads no text model there: %s", error)
+    except Exception as error:  # transformers raises various errors for unreadable folders
+        _log.warning("the merge is not checked: transformers cannot load the base: %s", error)
         return
     check_written(folder, meant, answers, like=base.path)
 
 
 def merged_prompt_export(recipe: Recipe, parts: Parts) -> PromptExport | None:
-    """Return how a merge of tasks of runs is asked; None where it adds none.
+    """Return the prompt formats of the added tasks of runs; None if there are none.
 
-    Tokenizer and search are those of the first run, and so is the form of a task of two runs.
+    Tokenizer and search are those of the first run, as is the format of a task of two runs.
     """
     added = {
         str(model.task): change.settings
@@ -142,7 +144,7 @@ def merged_prompt_export(recipe: Recipe, parts: Parts) -> PromptExport | None:
             build_tokenizer(first.backbone) if named else load_tokenizer(str(parts.base.path))
         )
     except ConfigError as error:
-        _log.warning("the merged model does not say how it is asked: %s", error)
+        _log.warning("the merged model has no prompt formats: %s", error)
         return None
     config = AutoConfig.from_pretrained(parts.base.path)
     generation = GenerationConfig.from_model_config(config)
@@ -162,9 +164,9 @@ def merged_prompt_export(recipe: Recipe, parts: Parts) -> PromptExport | None:
 
 
 def open_parts(recipe: Recipe) -> Parts:
-    """Open all that a recipe names, and see that it fits together."""
+    """Return the opened files of a recipe; CheckpointError if they do not fit together."""
     path = Path(recipe.base.model)
-    base = Weights(path, LoadedNames(path))  # its own mistakes first
+    base = Weights(path, LoadedNames(path))  # raises errors of the base first
     problems: list[str] = []
     changes: list[Change] = []
     for model in recipe.models:
@@ -208,9 +210,9 @@ def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:
 
 
 def _changed(base: Weights, changes: Sequence[Change], measured: Sequence[Weights]) -> list[str]:
-    """Return the tensors that some model changed; these need Fisher information.
+    """Return the tensors that a model changed; these need Fisher information.
 
-    Values are read only where it lacks somewhere: a model's buffers have none.
+    Values are compared only for tensors that a Fisher file lacks, such as buffers.
     """
     found = []
     for name in base:

@@ -1,6 +1,6 @@
 """The weights of a model on disk, by their names in the loaded model.
 
-They are one safetensors file, or several shards and their index.
+The files are one safetensors file, or several shards with an index.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -33,7 +33,7 @@ DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 class LoadedNames:
     """Maps names in files, such as ``h.0.attn.c_attn.weight``, to names in the loaded model.
 
-    Where the folder describes no language model, names stay as they are.
+    Without a language model in the folder, names do not change.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -43,7 +43,7 @@ class LoadedNames:
         self.buffers = {} if self._model is None else dict(self._model.named_buffers())
 
     def rename(self, stored: Collection[str]) -> dict[str, str]:
-        """Return names in the model by those in files, but for what transformers ignores."""
+        """Return names in the model by names in files, without those that transformers ignores."""
         if self._model is None:
             return {name: name for name in stored}
         changes = get_model_conversion_mapping(self._model)
@@ -54,7 +54,7 @@ class LoadedNames:
             new, merged = rename_source_key(name, renamings, converters, prefix, self._known)
             if new not in self._known or merged is not None:
                 new, _ = rename_source_key(name, [], [], prefix, self._known)
-            if merged is not None:  # of one tensor of the loaded model; these stay apart
+            if merged is not None:  # a part of a tensor of the loaded model, which stays separate
                 self._parts.add(new)
             found[name] = new
         extra = {new for new in found.values() if self.is_extra(new)}
@@ -73,13 +73,13 @@ class LoadedNames:
         return {name: first.setdefault(id(value), name) for name, value in tensors}
 
     def is_extra(self, name: str) -> bool:
-        """Return whether the model has no place for a tensor of its files."""
+        """Return whether the model does not use a tensor of its files."""
         known = name in self._known or name in self._parts
         return self._model is not None and not known
 
 
 def empty_model(folder: Path) -> Any:
-    """Return the language model that a folder describes, without memory; None where it is none."""
+    """Return the language model of a folder on the meta device, or None if there is none."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kinds: list[Any] = [AutoModelForCausalLM, AutoModelForMaskedLM]
@@ -90,7 +90,7 @@ def empty_model(folder: Path) -> Any:
         kind = next(kind for kind in kinds if type(config) in kind._model_mapping)
         with torch.device("meta"):
             return kind.from_config(config, trust_remote_code=False)
-    except Exception:  # transformers answers what it does not know with errors of all sorts
+    except Exception:  # transformers raises various errors for unknown models
         return None
 
 
@@ -99,7 +99,7 @@ AS_STORED = LoadedNames()
 
 @dataclass(frozen=True)
 class Weights(Mapping[str, Tensor]):
-    """Tensors by name. Files are mapped: what is not looked at is not read.
+    """Tensors by name, read on demand from memory-mapped files.
 
     Raises:
         CheckpointError: If files are missing or damaged, or a tensor has a type that cannot be
@@ -119,13 +119,13 @@ class Weights(Mapping[str, Tensor]):
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The names of tensors by those in the files; equal copies of a tied tensor have one."""
+        """The names in the model by names in files; equal copies of a tied tensor have one name."""
         stored: dict[str, Path] = {}
         for path, file in self.files.items():
             for name in file.offset_keys():
                 if name in stored:
                     raise CheckpointError(
-                        f"'{name}' stands in '{stored[name]}' and in '{path}': keep one"
+                        f"'{name}' is both in '{stored[name]}' and in '{path}': keep one of them"
                     )
                 stored[name] = path
         found, tied = self.loaded.rename(stored), self.loaded.tied()
@@ -142,7 +142,7 @@ class Weights(Mapping[str, Tensor]):
 
     @cached_property
     def places(self) -> dict[str, tuple[Any, str]]:
-        """The opened shard of every tensor, and its name there; in the order of the bytes."""
+        """The opened shard of every tensor and its name there, in the order of the bytes."""
         found: dict[str, tuple[Any, str]] = {}
         for file in self.files.values():
             for name in file.offset_keys():
@@ -151,7 +151,7 @@ class Weights(Mapping[str, Tensor]):
         return found
 
     def wide(self, name: str) -> Tensor:
-        """Read a tensor in single precision at least, to compute with."""
+        """Return a tensor in at least single precision."""
         value = self[name]
         return value.to(torch.promote_types(value.dtype, torch.float32))
 
@@ -160,7 +160,7 @@ class Weights(Mapping[str, Tensor]):
         return file.get_tensor(stored)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places  # a mapping would read the tensor to find out
+        return name in self.places  # the default of mappings would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -177,13 +177,13 @@ class Weights(Mapping[str, Tensor]):
         if not self.path.is_dir():
             problem = "does not exist"
         elif not (self.path / INDEX).is_file():
-            advice = ": give the folder of a model that transformers saved"
+            advice = "; use the folder of a model in the format of transformers"
             if pickled := sorted(self.path.glob("*.bin")):
                 advice = (
                     f", but {pickled[0].name}: load the model with transformers and save it with "
                     "save_pretrained, which writes safetensors"
                 )
-            problem = f"holds neither {SINGLE} nor {INDEX}{advice}"
+            problem = f"has neither {SINGLE} nor {INDEX}{advice}"
         if problem:
             raise CheckpointError(f"'{self.path}' {problem}")
         shards = read_json(self.path / INDEX, CheckpointError, dict).get("weight_map")

@@ -1,1 +1,1 @@
-"""Language models that skills are put on."""
+"""Language models as backbones."""

@@ -1,4 +1,4 @@
-"""Language models to put skills on: pretrained ones, or new ones with random weights."""
+"""Backbones: pretrained language models, or new ones with random weights."""
 
 import copy
 import logging
@@ -35,7 +35,7 @@ from mttl.models.quantised import check_quantisation, quantisation_settings, ret
 logger = logging.getLogger(__name__)
 
 BYTE_TOKENIZER = "byte"
-# Settings every configuration takes, though not all of them list these.
+# Settings that every configuration accepts, although some do not list them.
 SHARED_SETTINGS = ("bos_token_id", "decoder_start_token_id", "attn_implementation")
 
 
@@ -50,17 +50,23 @@ def load_pretrained(
     masked: bool = False,
     empty: bool = False,
 ) -> PreTrainedModel:
-    """Load an encoder–decoder or decoder-only language model, or a masked one, in evaluation mode.
+    """Return a pretrained language model in evaluation mode.
 
-    The ``dtype`` may be ``"auto"`` for the stored one. With ``quantize`` the weights of linear
-    layers are packed into fewer bits one by one while the files are read, on the CPU, so that they
-    are the same ones on every machine. A ``masked`` language model is loaded for what is not an
-    encoder–decoder. An ``empty`` model, in training mode, has its weights on the meta device, in
-    types that may be others.
+    Args:
+        name: Folder, or name on the hub.
+        revision: Revision on the hub.
+        gguf_file: Name of a GGUF file with the weights.
+        dtype: Type of the weights, or ``"auto"`` for the stored one.
+        quantize: Quantisation of linear layers, done while reading, on the CPU, so that all
+            machines get equal weights.
+        train: Whether weights will be trained, which stored quantised weights do not allow.
+        masked: Whether to load a masked language model, unless it is an encoder–decoder.
+        empty: Whether to return the model in training mode on the meta device, with possibly
+            other types.
 
     Raises:
-        ConfigError: If it cannot be found, reached or read, weights are missing, or it is stored
-            quantised and shall be quantised or trained; the message says what to do.
+        ConfigError: If the model cannot be found, reached or read, weights are missing, or stored
+            quantised weights would be quantised or trained.
     """
     if quantize is not None:
         check_quantisation(quantize)
@@ -75,12 +81,12 @@ def load_pretrained(
             with torch.device("meta"):
                 model = kind.from_config(config, trust_remote_code=False)
             stored_as = getattr(config, "quantization_config", None)
-            if settings := packed.get("quantization_config", stored_as):  # layers, without weights
+            if settings := packed.get("quantization_config", stored_as):  # quantised layers
                 quantiser = AutoHfQuantizer.from_config(settings, pre_quantized=quantize is None)
                 quantiser.preprocess_model(model, device_map=None)
             hold_still(model)
             return model
-        if gguf_file and hasattr(transformers, "GgufConfig"):  # it would keep them packed
+        if gguf_file and hasattr(transformers, "GgufConfig"):  # the default keeps packed weights
             packed["quantization_config"] = transformers.GgufConfig(dequantize=True)
         loaded: Any = kind.from_pretrained(
             name,
@@ -92,24 +98,24 @@ def load_pretrained(
             **packed,
         )
     model, report = loaded
-    # transformers fills what is missing with random weights, and only warns.
+    # For missing weights transformers only warns, and uses random ones.
     missing = sorted(report["missing_keys"] & dict(model.named_parameters()).keys())
     values = model.named_parameters()
     strange = (weight for weight, value in values if not stored(value)[1].isfinite().all())
     problem = ""
     if missing:
         problem = (
-            f"lacks {len(missing)} weights that its config.json asks for, such as '{missing[0]}'. "
-            "Take a whole checkpoint of a language model"
+            f"lacks {len(missing)} weights that its config.json requires, such as '{missing[0]}'. "
+            "Use a complete checkpoint of a language model"
         )
     elif (weight := next(strange, None)) is not None:
         problem = (
-            f"holds weights that are not finite, such as '{weight}'. Copy it again, or take another"
+            f"has weights that are not finite, such as '{weight}'. Copy it again, or use another"
         )
     if problem:
         raise ConfigError(f"backbone.name ('{name}') {problem}")
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
-        # The weights are plain by now; a model that says otherwise refuses to be saved.
+        # The weights are dequantised; with the configuration, saving would fail.
         model.hf_quantizer.remove_quantization_config(model)
     hold_still(model)
     if quantize is not None:
@@ -120,7 +126,7 @@ def load_pretrained(
 def read_architecture(
     name: str, *, revision: str | None = None, gguf_file: str | None = None
 ) -> tuple[Any, PretrainedConfig]:
-    """Read the class and configuration of a language model and no weights."""
+    """Return the class and configuration of a language model, without reading weights."""
     where = _where(revision, gguf_file)
     with _reached("backbone.name", name):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
@@ -134,23 +140,23 @@ def _where(revision: str | None, gguf_file: str | None) -> dict[str, str]:
 def _packing(
     name: str, config: Any, kind: Any, dtype: Any, quantize: Quantisation | None, *, train: bool
 ) -> dict[str, Any]:
-    """Return further arguments for a backbone that is, or will be, quantised."""
+    """Return the arguments of ``from_pretrained`` for a backbone with quantised weights."""
     kept = getattr(config, "quantization_config", None) or {}
     method = (kept if isinstance(kept, dict) else vars(kept)).get("quant_method")
     problem = ""
     if method is not None and quantize is not None:
         problem = (
-            f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is stored quantised "
-            f"already ({method}); remove it, or name a backbone in floating point"
+            f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is already stored "
+            f"quantised ({method}); remove it, or use a backbone in floating point"
         )
     elif method is not None and train:
         problem = (
-            f"backbone.train (true): '{name}' is stored quantised ({method}), and such weights "
-            "cannot be trained; set it to false, or name a backbone in floating point"
+            f"backbone.train (true): '{name}' is stored quantised ({method}), which cannot be "
+            "trained; set it to false, or use a backbone in floating point"
         )
     if problem:
         raise ConfigError(problem)
-    # Trainers and commands move models; by itself transformers would take the first GPU.
+    # Trainers and commands move models; the default of transformers is the first GPU.
     device = {"device_map": {"": "cpu"}}
     if quantize is not None:
         known = (config.dtype or torch.float32) if dtype == "auto" else dtype
@@ -161,26 +167,21 @@ def _packing(
 
 
 def build_random(model_type: str, settings: Mapping[str, Any]) -> PreTrainedModel:
-    """Build a language model with random weights, in training mode; see `new_architecture`."""
+    """Return a language model with random weights, in training mode; see `new_architecture`."""
     kind, config = new_architecture(model_type, settings)
     with _refused(model_type):
         return kind.from_config(config)
 
 
 def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any, PretrainedConfig]:
-    """Return class and configuration of a model type of transformers, such as ``"t5"``.
-
-    Raises:
-        ConfigError: If the type is unknown, a setting is not one of its configuration's, or the
-            type is not a language model.
-    """
+    """Return class and configuration of a model type of transformers, such as ``"t5"``."""
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(
             f"backbone.model_type ('{model_type}') is not a model type of transformers."
             f"{nearest(model_type, CONFIG_MAPPING.keys())}"
         )
     known = AutoConfig.for_model(model_type)
-    # Configurations keep whatever they are given, so a misspelt setting would pass unnoticed.
+    # Configurations accept any name, so misspelt settings must be rejected here.
     for key in settings:
         if not hasattr(known, key) and key not in SHARED_SETTINGS:
             raise ConfigError(
@@ -196,7 +197,7 @@ def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any,
         kind, kinds = AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
     if type(config) not in kinds:
         raise ConfigError(
-            f"backbone.model_type ('{model_type}') is not a language model; t5, bart and llama are"
+            f"backbone.model_type ('{model_type}') is not a language model; use t5, bart or llama"
         )
     return kind, config
 
@@ -205,18 +206,17 @@ def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any,
 def _refused(model_type: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # model types answer bad values with errors of all sorts
+    except Exception as error:  # model types raise various errors for invalid values
         cause = " ".join(str(error).split())
         raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
 
 
 def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
-    """Multiply freshly drawn weights in place, by patterns of their names, with ``*`` and ``?``.
+    """Multiply initial weights in place by factors of name patterns with ``*`` and ``?``.
 
-    Some weights start too small for the optimizer: T5's relative position biases are drawn with a
-    standard deviation of d^-0.5, and attention to one neighbouring position, without which nothing
-    can be copied, needs differences of several units. Adam moves a weight by at most the learning
-    rate per step, so a small start costs thousands of steps.
+    Some initial weights are too small: T5's relative position biases have a standard deviation of
+    d^-0.5, and attention to a neighbouring position needs differences of several units. Adam
+    changes a weight by at most the learning rate per step, which takes thousands of steps.
     """
     parameters = dict(model.named_parameters())
     for pattern, factor in factors.items():
@@ -228,9 +228,9 @@ def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> Non
 
 
 def choose_trained(model: nn.Module, train: bool | Sequence[str]) -> None:
-    """Let gradients reach the parameters of a backbone that are trained.
+    """Set ``requires_grad`` of a backbone's parameters: all, none, or those that match patterns.
 
-    These are all, none, or those with patterns (``*`` and ``?``) that match the end of a name.
+    Patterns with ``*`` and ``?`` match the end of a name.
     """
     model.requires_grad_(train is True)
     parameters = dict(model.named_parameters())
@@ -246,7 +246,7 @@ def _require_match(setting: str, pattern: str, found: Sequence[str], names: Iter
         endings = sorted({".".join(name.split(".")[-2:]) for name in names})
         raise ConfigError(
             f"{setting}: '{pattern}' matches no parameter of the backbone."
-            f"{nearest(pattern, names)} Their names end in: {', '.join(endings)}"
+            f"{nearest(pattern, names)} Ends of their names: {', '.join(endings)}"
         )
 
 
@@ -257,40 +257,40 @@ def load_tokenizer(
     gguf_file: str | None = None,
     key: str = "backbone.tokenizer",
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer; ``"byte"`` is ByT5's, which reads UTF-8 bytes and needs no files.
+    """Return a tokenizer; ``"byte"`` is ByT5's, which reads UTF-8 bytes and needs no files.
 
-    The setting ``key`` is blamed where there is nothing of that name.
+    Messages name the setting ``key`` if there is no folder or model of this name.
 
     Raises:
-        ConfigError: If it cannot be found, reached or read, or has no vocabulary.
+        ConfigError: If the tokenizer cannot be found, reached or read, or has no vocabulary.
     """
     if name == BYTE_TOKENIZER:
         return ByT5Tokenizer()
     where = _where(revision, gguf_file)
     with _reached("backbone.tokenizer" if Path(name).is_dir() else key, name):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
-    # Where the files are missing, transformers builds one of special tokens and a word boundary.
+    # Without files, transformers builds a tokenizer of special tokens and a word boundary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
         raise ConfigError(
             f"backbone.tokenizer ('{name}') has no vocabulary: its files are missing. Copy them, "
-            f"or name another tokenizer, such as {BYTE_TOKENIZER}"
+            f"or use another tokenizer, such as {BYTE_TOKENIZER}"
         )
     return tokenizer
 
 
 def is_decoder_only(backbone: nn.Module) -> bool:
-    """Return whether a model continues its input rather than answering it from an encoder."""
+    """Return whether a model has no encoder."""
     return not backbone.config.is_encoder_decoder  # type: ignore[union-attr]
 
 
 @contextmanager
 def _reached(key: str, name: str) -> Iterator[None]:
-    """Say of which setting a name is whose files cannot be read."""
+    """Raise ConfigError with the setting's name for errors while reading files."""
     try:
         yield
     except (MemoryError, ConfigError):
         raise
-    except Exception as error:  # transformers answers bad files with errors of all sorts
+    except Exception as error:  # transformers raises various errors for unreadable files
         raise ConfigError(_unreachable(key, name, error)) from error
 
 
@@ -300,15 +300,15 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
         return f"{key} ('{name}') needs a package that is not installed: {cause}"
     if Path(name).is_dir():
         if not {path.suffix for path in Path(name).iterdir()} & {".json", ".gguf"}:
-            return f"{key} ('{name}') is a folder that holds no model; name one that does"
-        # What transformers lists on further lines is left out.
+            return f"{key} ('{name}') is a folder without a model; use the folder of a model"
+        # Only the first line of the message of transformers.
         cause = cause.strip().removesuffix(":").removesuffix(" from one of")
         return f"{key} ('{name}') is a folder that could not be read: {cause}"
-    advice = f"Give the folder where it is now: {key}=DIR, or --backbone DIR of a trained run"
+    advice = f"Set its current folder: {key}=DIR, or --backbone DIR for a trained run"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        where = "is not a folder, and cannot be the name of a model on the hub."
+        where = "is neither a folder nor a valid name of a model on the hub."
         return f"{key} ('{name}') {where} {advice}"
     return (
-        f"{key} ('{name}') is not a folder here and could not be loaded from the model hub: "
-        f"{cause} Copy it here by `hf download {name} --local-dir DIR`. {advice}"
+        f"{key} ('{name}') is not a local folder and could not be loaded from the model hub: "
+        f"{cause} Download it by `hf download {name} --local-dir DIR`. {advice}"
     )

@@ -1,4 +1,4 @@
-"""Answers that a language model generates, as texts."""
+"""Generation of answers by a language model, and its settings."""
 
 import copy
 import inspect
@@ -13,41 +13,41 @@ from mttl.config.schema import Generation
 _OF_DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p")
 _OF_DRAWS += ("epsilon_cutoff", "eta_cutoff")
 _OF_BEAMS = ("early_stopping", "length_penalty")
-# Of a model's own settings: its ids, and what changes no answer.
+# Settings of a model that always apply: its ids, and settings that do not affect answers.
 _KEPT = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache"}
 _KEPT |= {"cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size"}
 _KEPT |= {"compile_config", "disable_compile", "max_length", "transformers_version"}
-# What `generation.from_backbone` applies.
+# Settings of a model that `generation.from_backbone` applies.
 _OF_TOKENS = {"repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"}
 _OF_TOKENS |= {"encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"}
 _OF_TOKENS |= {"begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"}
 _OF_TOKENS |= {"min_length", "min_new_tokens", "sequence_bias", "early_stopping"}
 _OF_TOKENS |= {"exponential_decay_length_penalty", "remove_invalid_values", "renormalize_logits"}
 
-CACHES = ("cache", "past_key_values")  # from transformers 5.24 on, and before
+CACHES = ("cache", "past_key_values")  # since transformers 5.24, and before
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Return the name of the cache among a model's arguments and outputs, which must have one."""
+    """Return the name of the cache in a model's arguments; ValueError if there is none."""
     taken = inspect.signature(model.forward).parameters
     if name := next((name for name in CACHES if name in taken), None):
         return name
     raise ValueError(
-        f"a {type(model).__name__} takes none of {', '.join(CACHES)}, and so cannot continue what "
-        "it has read; take a model of transformers that generates with a cache"
+        f"{type(model).__name__} has none of the arguments {', '.join(CACHES)}; use a model of "
+        "transformers that generates with a cache"
     )
 
 
 def not_applied(generation: Generation, own: GenerationConfig | None) -> dict[str, Any]:
-    """Return the settings of a model's own that are not applied, with neutral values."""
+    """Return neutral values of the model's settings that are not applied."""
     applied = _OF_TOKENS if generation.from_backbone else set()
     return {name: value for name, value in own_settings(own).items() if name not in applied}
 
 
 def own_settings(own: GenerationConfig | None) -> dict[str, Any]:
-    """Return the neutral values of what a model's own settings change besides its ids."""
+    """Return neutral values of the settings that a model changes, except for ids."""
     neutral = vars(GenerationConfig())
-    # transformers fills in these while it generates, where they are None.
+    # Defaults that transformers uses for None.
     filled = getattr(GenerationConfig, "_get_default_generation_params", dict)()
     neutral = {name: filled.get(name, value) for name, value in neutral.items()}
     given = {} if own is None else vars(own)
@@ -62,9 +62,9 @@ def own_settings(own: GenerationConfig | None) -> dict[str, Any]:
 def search_settings(
     generation: Generation, max_output_length: int, own: GenerationConfig | None
 ) -> dict[str, Any]:
-    """Return what a model's ``generate`` takes, in evaluation and wherever answers equal it.
+    """Return the arguments of a model's ``generate`` for evaluation.
 
-    What no search applies is taken out of the model's ``own`` configuration.
+    Settings that are never applied are removed from the model's ``own`` configuration.
     """
     for name in own_settings(own).keys() - _OF_TOKENS:
         setattr(own, name, None)
@@ -79,7 +79,7 @@ def search_settings(
 
 
 def end_also_at(config: GenerationConfig, stops: Sequence[int]) -> None:
-    """Let answers end at further tokens, wherever a model generates them."""
+    """Add further end tokens to a generation configuration."""
     own: Any = config.eos_token_id
     ends = own if isinstance(own, list) else [] if own is None else [own]
     config.eos_token_id = [*ends, *(token for token in stops if token not in ends)]
@@ -88,13 +88,13 @@ def end_also_at(config: GenerationConfig, stops: Sequence[int]) -> None:
 def search_file(
     generation: GenerationConfig, search: Mapping[str, Any], pad_id: int
 ) -> GenerationConfig:
-    """Return the configuration by which a model's ``generate`` searches like `search_settings`."""
+    """Return a configuration with which ``generate`` searches by given `search_settings`."""
     config = copy.deepcopy(generation)
     config.update(**search, max_length=None)
-    config._from_model_config = False  # or the settings of config.json go over these
+    config._from_model_config = False  # otherwise settings of config.json take precedence
     if config.pad_token_id is None:
         config.pad_token_id = pad_id
-    # What has no meaning for this search may not stand in a file.
+    # Files must not have settings without effect on this search.
     for name in (*_OF_DRAWS, *(_OF_BEAMS if config.num_beams == 1 else ())):
         setattr(config, name, None)
     return config
@@ -108,7 +108,7 @@ def generate_texts(
     decoder_only: bool,
     **settings: Any,
 ) -> list[str]:
-    """Return an answer to every prompt, without blanks around it."""
+    """Return the answer to every prompt, without leading and trailing blanks."""
     ids = generate(**inputs, **settings)
     if decoder_only:
         ids = ids[:, inputs["input_ids"].shape[1] :]

@@ -1,4 +1,4 @@
-"""Attention that sees the prefixes of skilled layers: a function for transformers' interface."""
+"""Attention functions with prefixes, for the attention interface of transformers."""
 
 import sys
 from functools import partial
@@ -15,10 +15,10 @@ PLAIN = "sdpa"
 
 
 def read_prefixes(backbone: PreTrainedModel) -> None:
-    """Let the attention of a model see prefixes, where layers hand it one.
+    """Set an attention function of a model that reads prefixes of skilled layers.
 
-    The text is attended to by the model's own function, with its sinks and soft caps. A model that
-    attends in a way that has no place for prefixes is a `ConfigError`.
+    The model's own function, with its sinks and soft caps, still processes the text. Raises
+    ConfigError if the model's attention does not support prefixes.
     """
     own: Any = backbone.config._attn_implementation
     if own in (PLAIN, "eager"):
@@ -28,8 +28,8 @@ def read_prefixes(backbone: PreTrainedModel) -> None:
     if not str(backbone.config._attn_implementation).startswith(NAME):
         raise ConfigError(
             f"prefixes need backbone.config.attn_implementation ('{own}') to be '{PLAIN}' or "
-            f"'eager', and by transformers' interface in a {type(backbone).__name__}; set it, or "
-            "take another kind of skill, such as lora or ia3"
+            f"'eager', and {type(backbone).__name__} to use transformers' attention interface; set "
+            "it, or use another kind of skill, such as lora or ia3"
         )
 
 
@@ -44,9 +44,9 @@ def attend(
     prefix: Any = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as the module does, and to a `Prefix` where there is one."""
+    """Return the attention of a module, including an `AttentionPrefix` if there is one."""
     plain = AttentionInterface()[PLAIN]
-    file: Any = sys.modules[type(module).__module__]  # with a function of its own for "eager"
+    file: Any = sys.modules[type(module).__module__]  # has the function for "eager"
     attends = plain if own == PLAIN else file.eager_attention_forward
     if prefix is not None:
         attends, settings = partial(prefix.attend, attends), settings | {"alone": plain}

@@ -1,4 +1,4 @@
-"""Backbones kept in fewer bits: what transformers is asked for, and what is refused before."""
+"""Settings and checks of quantised backbones."""
 
 import ctypes
 import sys
@@ -13,34 +13,34 @@ from mttl.config.backbone_schema import Quantisation
 from mttl.io.errors import ConfigError
 from mttl.runtime.libraries import missing_libraries
 
-# transformers loads onto a named device with accelerate alone.
+# transformers needs accelerate to load onto a given device.
 LIBRARIES: dict[Quantisation, tuple[str, ...]] = {
     "nf4": ("bitsandbytes", "accelerate"),
     "int8": ("torchao", "accelerate"),
     "int4": ("torchao", "accelerate"),
 }
-# Weights of a row that share a scale, one group after another.
+# Number of weights of a row that share a scale.
 GROUPS: dict[Quantisation, int] = {"nf4": 64, "int8": 1, "int4": 32}
 
 
 def check_quantisation(kind: Quantisation) -> None:
-    """Refuse a quantisation whose libraries, or kernels, are absent here."""
+    """Raise ConfigError if the libraries or kernels of a quantisation are missing."""
     problem = ""
     if missing := missing_libraries(*LIBRARIES[kind]):
         problem = f"needs {' and '.join(missing)}: pip install {' '.join(missing)}"
     elif kind == "int4" and torch.cuda.is_available():
         problem = (
-            "has a kernel for processors only, and this machine has a GPU: take nf4, or hide the "
-            "GPU (CUDA_VISIBLE_DEVICES=)"
+            "has only a CPU kernel, and this machine has a GPU: use nf4, or hide the GPU "
+            "(CUDA_VISIBLE_DEVICES=)"
         )
     if problem:
         raise ConfigError(f"backbone.quantize ('{kind}') {problem}")
 
 
 def quantisation_settings(kind: Quantisation, empty: PreTrainedModel, dtype: torch.dtype) -> Any:
-    """Return what transformers takes as ``quantization_config``.
+    """Return the ``quantization_config`` of transformers.
 
-    Scales are not quantised a second time: they tell one backbone from another.
+    Scales are not quantised again, since they identify the backbone.
     """
     kept = kept_layers(empty, GROUPS[kind])
     if kind == "nf4":
@@ -63,9 +63,9 @@ def quantisation_settings(kind: Quantisation, empty: PreTrainedModel, dtype: tor
 def kept_layers(model: PreTrainedModel, group: int) -> list[str]:
     """Return the paths of layers that stay in floating point.
 
-    These are what transformers leaves (the head, and what a model needs in single precision), and
-    layers whose rows do not divide into groups: kernels of int4 refuse them, and bitsandbytes'
-    kernel for processors unpacks them with the scales of other rows.
+    These are the layers that transformers excludes (the head, and layers in single precision), and
+    those whose rows are not divisible into groups: int4 kernels do not support them, and the CPU
+    kernel of bitsandbytes unpacks them wrongly.
     """
     single = tuple(model._keep_in_fp32_modules or ())
     kept = [
@@ -78,6 +78,6 @@ def kept_layers(model: PreTrainedModel, group: int) -> list[str]:
 
 
 def return_freed_memory() -> None:
-    """Give the system what packing has freed: the heap is full of holes, as large as the model."""
+    """Return the memory that quantisation freed to the system; it is as large as the model."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)

@@ -1,8 +1,8 @@
-"""Teacher forcing: a language model predicts each token of an answer from the true ones before it.
+"""Teacher forcing: prediction of each token of an answer from the true previous ones.
 
 | model | reads | predicts |
 |---|---|---|
-| encoder–decoder | the prompt; in the decoder a start token and the answer | the answer |
+| encoder–decoder | the prompt; in the decoder, a start token and the answer | the answer |
 | decoder-only | prompt and answer in one sequence | the token after each position |
 """
 
@@ -19,10 +19,10 @@ from mttl.routing.token.masks import IGNORED
 
 
 def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return what a model of transformers has to be called with on a batch of `mttl.data.collate`.
+    """Return the arguments of a model of transformers for a batch of `mttl.data.collate`.
 
-    With labels it would compute a loss of its own. Where rows are packed, ``position_ids`` say more
-    than the mask.
+    Labels are left out, since the model would compute a loss. Packed rows have ``position_ids``
+    instead of a mask.
     """
     if "position_ids" in batch:
         return {name: batch[name] for name in ("input_ids", "position_ids")}
@@ -39,7 +39,7 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
 
 
 def targets_of(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-    """Return what each position predicts: its label, or in a decoder-only model the next one."""
+    """Return the target of each position: its label, or the next one in a decoder-only model."""
     if not is_decoder_only(model):
         return labels
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
@@ -48,14 +48,13 @@ def targets_of(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L
 def forced_logits(
     model: nn.Module, batch: Mapping[str, Any]
 ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "B L"], Int[Tensor, "N"]]:
-    """Run a model on a batch, its head on the positions whose target counts alone.
+    """Run a model on a batch, and its head only on the N positions with a target.
 
-    Prompts and padding are most of a decoder-only model's positions, and the head is the largest of
-    its layers.
+    This saves most of the work of the head, which is the largest layer.
 
     Returns:
-        The logits of the N positions that count, one after another; the targets of all positions;
-        and where among these, flattened, the N are.
+        The logits of the N positions; the targets of all positions; and the indices of the N
+        positions among all, flattened.
     """
     targets = targets_of(model, batch["labels"])
     places = (targets != IGNORED).flatten().nonzero().flatten()
@@ -66,13 +65,12 @@ def forced_logits(
 def run_at(
     model: nn.Module, places: Int[Tensor, "N"], **inputs: Any
 ) -> tuple[Float[Tensor, "N V"], Any]:
-    """Run a model, its head on some positions alone."""
+    """Run a model, and its head only on some positions; return their logits and the output."""
     head = model.get_output_embeddings()  # type: ignore[operator]
-    # A compiled model would be recompiled for every number of positions; skills on the head
-    # need whole examples.
+    # Compiled models would be recompiled for every number of positions, and skills on the head need
+    # whole examples.
     if model._compiled_call_impl is None and isinstance(head, nn.Linear):
-        # The rows come as one contiguous matrix: strided ones, as `logits_to_keep` makes them, are
-        # slower than the work that is saved.
+        # The rows must be contiguous; strided ones, as of `logits_to_keep`, are slower.
         handle = head.register_forward_pre_hook(lambda _, given: (_rows(given[0], places)[None],))
         try:
             found = model(**inputs)

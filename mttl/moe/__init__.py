@@ -1,5 +1,5 @@
 # ruff: noqa: F401 - for users of the package
-"""Token-level mixture of experts: tokens choose the modules that process them."""
+"""Token-level mixture of experts."""
 
 from mttl.moe.layer import MoELayer
 from mttl.moe.parallel import ParallelExperts, expert_slice

@@ -1,4 +1,4 @@
-"""Put experts on the linear layers or the feed-forward blocks of a backbone."""
+"""Attachment of experts to the linear layers or feed-forward blocks of a backbone."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from mttl.skills.targets import (
     stack_name,
 )
 
-# Projections that, in cross-attention, read the encoder's output: their tokens are the encoder's.
+# Projections that read the encoder's tokens in cross-attention.
 KEY_OR_VALUE = re.compile(r"\.(k|v|key|value)(_proj)?$")
 
 
@@ -38,10 +38,10 @@ class Place:
     """A module that gets experts."""
 
     path: str
-    stack: str  # whose tokens it sees: "encoder", "decoder" or "model"
+    stack: str  # of its tokens: "encoder", "decoder" or "model"
     in_features: int
     out_features: int
-    block: FeedForwardBlock | None = None  # its parts, where it is one
+    block: FeedForwardBlock | None = None  # parts of a feed-forward block
 
 
 def expert_places(
@@ -52,14 +52,17 @@ def expert_places(
     every: int = 1,
     stacks: Sequence[str] | None = None,
 ) -> list[Place]:
-    """Return the modules that get experts: feed-forward ``blocks``, or else linear layers.
+    """Return the modules that get experts: feed-forward blocks or linear layers.
 
-    Targets are as for `mttl.skills.attach_skills`; of blocks, ``"all"`` or patterns of paths. They
-    are in the n-th of ``every`` n transformer blocks, of these stacks alone (``"encoder"``,
-    ``"decoder"``, ``"model"``).
+    Args:
+        backbone: Any model.
+        targets: Layers, as for `mttl.skills.attach_skills`; for blocks, ``"all"`` or patterns.
+        blocks: Whether to choose feed-forward blocks instead of linear layers.
+        every: Distance n of the transformer blocks that are used: every n-th one.
+        stacks: Stacks that are used, of ``"encoder"``, ``"decoder"`` and ``"model"``; all if None.
 
     Raises:
-        ValueError: If nothing is left, or a target or a stack does not exist.
+        ValueError: If no module is left, or a target or a stack does not exist.
     """
     parts = feed_forward_blocks(backbone) if blocks else {}
     found = block_places(backbone) if blocks else linear_places(backbone)
@@ -67,16 +70,16 @@ def expert_places(
     if not features:
         raise ValueError(
             "this backbone has no feed-forward block of a known form (T5, BART, Llama); use "
-            "experts on its linear layers"
+            "experts of linear layers"
         )
     outer = block_paths(backbone)
     words = ["all" if blocks and name == "mlp" else name for name in targets]
-    # The output head stands outside the blocks, and outside the stacks.
+    # The output head is outside the blocks and stacks.
     inside = [path for path in features if inside_block(path, outer)] or list(features)
     known = dict.fromkeys(stack_name(path) for path in inside)
     for name in stacks or ():
         if name not in known:
-            raise ValueError(f"stacks: this backbone has no '{name}', only {', '.join(known)}")
+            raise ValueError(f"stacks: this backbone has no '{name}'; it has {', '.join(known)}")
     places = [
         Place(
             path,
@@ -89,8 +92,8 @@ def expert_places(
     ]
     if not places:
         raise ValueError(
-            f"no layer is left: targets {', '.join(targets)} of every {every}-th "
-            f"block of {', '.join(stacks or known)}; lower every"
+            f"no layer is left for the targets {', '.join(targets)} in every {every}-th block of "
+            f"{', '.join(stacks or known)}; lower every"
         )
     return places
 
@@ -109,18 +112,25 @@ def attach_experts(
     groups: Sequence[str] = (),
     **settings: Any,
 ) -> Attachment:
-    """Replace or augment modules of a backbone by layers whose tokens choose experts, in place.
+    """Replace or augment modules of a backbone by mixture-of-experts layers, in place.
 
-    Experts come on top of skills of tasks: `mttl.skills.attach_skills` is called first.
+    If tasks have skills, too, call `mttl.skills.attach_skills` first.
 
-    ``make_experts`` makes so many experts for a place, ``make_router`` its router, and ``shared``
-    the one expert that is always on. Experts ``replace`` the module, or are added to what it
-    computes. As with `attach_skills` layers of a granularity share a row of the task router;
-    ``groups`` exist already, and those of the result follow. Settings are those of `MoELayer`:
-    ``prior`` and both factors of capacity.
+    Args:
+        backbone: Any model.
+        places: Modules that get experts, from `expert_places`.
+        make_experts: Function of a place and ``n_experts`` that returns the experts.
+        make_router: Function that returns the router of a place.
+        slot: Slot from which the layers read the routing of a forward pass.
+        n_experts: Number of experts per layer.
+        replace: Whether experts replace the module, or are added to its output.
+        shared: Function that returns the expert of a place that processes all tokens.
+        granularity: Unit of layers that share the task router's weights, as for `attach_skills`.
+        groups: Existing routed groups, which new ones follow.
+        **settings: Settings of `MoELayer`: ``prior`` and both capacity factors.
 
     Raises:
-        ValueError: If a layer cannot be made. The backbone is left alone.
+        ValueError: If a layer cannot be made; the backbone is left unchanged.
     """
     outer = block_paths(backbone)
     numbers = {name: number for number, name in enumerate(groups)}
@@ -135,7 +145,7 @@ def attach_experts(
                 experts,
                 make_router(place),
                 slot,
-                # The true base is put in below, once all layers are known to fit.
+                # The base is set below, after all layers are made.
                 base=None if replace else nn.Identity(),
                 shared=None if shared is None else SharedExpert(shared(place)),
                 name=place.path,
@@ -163,7 +173,7 @@ def attach_experts(
 
 
 def _is_nth(path: str, outer: list[str], every: int) -> bool:
-    """Return whether a module is in a block whose number is a multiple of ``every``, from 1."""
+    """Return whether a module is in a block whose number, from 1, is a multiple of ``every``."""
     if every == 1:
         return True
     block = inside_block(path, outer)

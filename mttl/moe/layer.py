@@ -1,4 +1,4 @@
-"""A layer whose tokens choose experts."""
+"""The mixture-of-experts layer."""
 
 from dataclasses import replace
 from typing import Literal
@@ -16,9 +16,7 @@ from mttl.skills.inventory import Inventory
 
 
 class SharedExpert(nn.Module):
-    """Processes every token with weight 1, beside the experts that tokens choose.
-
-    What all tokens need is learned once, and leaves the others free to differ.
+    """An expert that processes every token with weight 1, for common knowledge.
 
     References:
         Dai et al., *DeepSeekMoE*, 2024, arXiv:2401.06066, section 3.2.
@@ -27,11 +25,10 @@ class SharedExpert(nn.Module):
     def __init__(self, experts: Inventory) -> None:
         super().__init__()
         if experts.reads == "output":
-            raise ValueError(f"{type(experts).__name__} act on an output, and cannot be shared")
+            raise ValueError(f"{type(experts).__name__} acts on an output and cannot be shared")
         self.experts = experts
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N O"]:
-        """Return the expert's output for every token."""
         tokens = torch.arange(len(x), device=x.device)
         ones = torch.ones(len(x), device=x.device)
         assignment = Assignment(tokens, torch.zeros_like(tokens), ones, ones[:, None])
@@ -39,27 +36,27 @@ class SharedExpert(nn.Module):
 
 
 class MoELayer(nn.Module):
-    r"""Takes the place of a module: :math:`y = f(x) + \sum_{e \in S(x)} g_e(x) E_e(x)`.
+    r"""A mixture-of-experts layer: :math:`y = f(x) + \sum_{e \in S(x)} g_e(x) E_e(x)`.
 
     Args:
-        experts: The experts: skills of a kind that tokens can choose.
-        router: Chooses among them, token by token.
-        slot: Where the routing of a forward pass is found; shared by all layers of a model.
-        base: The module f that the experts augment; without it they take its place.
-        shared: An expert that is always on, added to the others.
-        name: The path of the module it replaces, for reports.
-        stack: Whose tokens it sees: of the ``"encoder"``, the ``"decoder"``, or the ``"model"``.
-        capacity_factor: Room of an expert while training, as a multiple of an even share of the
-            pairs; what finds no room is dropped. None drops nothing.
-        eval_capacity_factor: The same in evaluation.
-        prior: How the mixing weights of a token's task route it: not at all (None), by their
-            logarithms in the router's logits, or by a mask of the experts of positive weight.
-        group: The routed group whose mixing weights are the prior.
+        experts: Skills of a kind that tokens can choose.
+        router: Router of the tokens.
+        slot: Slot with the routing of a forward pass; shared by all layers of a model.
+        base: Module f that the experts augment; without it they replace the module.
+        shared: Expert that processes all tokens, added to the others.
+        name: Path of the module, for reports.
+        stack: Stack of the tokens: ``"encoder"``, ``"decoder"`` or ``"model"``.
+        capacity_factor: Capacity of an expert in training, as a multiple of an even share of the
+            pairs; further pairs are dropped. None drops nothing.
+        eval_capacity_factor: Capacity factor in evaluation.
+        prior: Use of the mixing weights of a token's task: none, their logarithms as a bias of the
+            ``"logits"``, or a ``"mask"`` of the experts with positive weights.
+        group: Routed group whose mixing weights are the prior.
         causal: Whether a token must not depend on later ones.
 
     Raises:
-        ValueError: If tokens cannot choose such skills, sizes differ, or the router cannot serve a
-            causal decoder.
+        ValueError: If tokens cannot choose such skills, sizes differ, or the router does not
+            support a causal decoder.
     """
 
     def __init__(
@@ -81,13 +78,14 @@ class MoELayer(nn.Module):
         super().__init__()
         experts.require_use("token")
         problems = {
-            f"the router chooses among {router.n_experts} experts and the layer has "
-            f"{experts.n_skills}": router.n_experts != experts.n_skills,
-            f"{type(router).__name__} chooses a token's experts by looking at other tokens, later "
-            "ones among them, so it cannot route a causal decoder; use it in an encoder": causal
-            and not router.causal,
-            f"{type(experts).__name__} act on the output of a base; give one": base is None
-            and experts.reads == "output",
+            f"the router has {router.n_experts} experts, but the layer has {experts.n_skills}": (
+                router.n_experts != experts.n_skills
+            ),
+            f"{type(router).__name__} depends on later tokens, so it cannot route a causal "
+            "decoder; use it in an encoder": causal and not router.causal,
+            f"{type(experts).__name__} acts on the output of a base module; pass base": (
+                base is None and experts.reads == "output"
+            ),
         }
         if found := next((problem for problem, wrong in problems.items() if wrong), None):
             raise ValueError(found)
@@ -99,23 +97,22 @@ class MoELayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The base module's weight: backbones look at its dtype."""
+        """The base module's weight, whose dtype backbones read."""
         if self.base is None:
-            raise AttributeError("a layer of experts that replaced a module has no weight")
+            raise AttributeError("experts that replace a module have no weight")
         return self.base.weight  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:
-        """The base module's bias, where it has one."""
+        """The base module's bias, if it has one."""
         return getattr(self.base, "bias", None)
 
     def read_members(self) -> None:
-        """Let a router by its experts' weights read them; NotImplementedError if they have none."""
+        """Pass the experts' factors to a `MemberRouter`; NotImplementedError if they have none."""
         if isinstance(self.router, MemberRouter):
             self.router.read(*self.experts.factors())
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
-        """Return the layer's output, with the routing in use."""
         routing = self.slot.current
         assignment = self._assign(x, routing)
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
@@ -143,7 +140,7 @@ class MoELayer(nn.Module):
         tokens = routing.layer_tokens(x, self.stack, self.group, ids=ids)
         if (weights := tokens.prior) is not None:
             weights = weights if self.prior == "logits" else (weights > 0).to(weights)
-            # Minus infinity at 0, without an infinite gradient.
+            # Minus infinity at weight 0, without infinite gradients.
             logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
             tokens = replace(tokens, prior=logs.masked_fill(weights == 0, -torch.inf))
         return self.router(tokens)

@@ -1,12 +1,11 @@
-"""Experts shared out among processes: tokens travel to their experts and back.
+"""Expert parallelism: each process has a part of the experts, and tokens are exchanged.
 
 ::
 
     tokens of this process ── all-to-all ──> experts of each process ── all-to-all ──> outputs
 
-A checkpoint is gathered into the first process, which writes it with the names and shapes that all
-experts have together, and every process takes its share of one that is read: so it does not matter
-how many there were.
+Checkpoints are gathered in the first process and contain all experts under their usual names and
+shapes; when one is read, every process takes its part. So the number of processes may change.
 """
 
 import copy
@@ -24,17 +23,17 @@ from mttl.skills.inventory import Inventory
 
 
 class ParallelExperts(Inventory):
-    """Keeps E / W of the experts in each of W processes and sends tokens to where theirs are.
+    """Experts of which each of W processes has E / W, and to which it sends its tokens.
 
-    Every process calls it equally often, each with tokens of its own (or none), and gets what all
-    experts together would have given. Routers stay whole in every process.
+    Every process must call it equally often, with its tokens (or none); the output equals that of
+    all experts in one process. Routers are replicated.
 
-    Gradients of the experts are those of the mean of the processes' losses, as other parameters
-    get them under `DistributedDataParallel`, which must leave the experts alone.
+    Gradients of the experts are those of the mean of the processes' losses, as under
+    `DistributedDataParallel`, which must ignore the experts.
 
     Raises:
-        ValueError: If tokens cannot choose such experts, the processes cannot have equally many,
-            or there is no process group.
+        ValueError: If tokens cannot choose such experts, their number is not divisible by the
+            number of processes, or there is no process group.
     """
 
     uses = ("token",)
@@ -45,8 +44,8 @@ class ParallelExperts(Inventory):
         n_processes, rank = dist.get_world_size(), dist.get_rank()
         if experts.n_skills % n_processes:
             raise ValueError(
-                f"{experts.n_skills} experts cannot be shared out evenly among {n_processes} "
-                "processes; let the latter divide the former"
+                f"{experts.n_skills} experts cannot be divided among {n_processes} processes; use "
+                "a number of experts that the number of processes divides"
             )
         n_local = experts.n_skills // n_processes
         self.reads, self.n_processes = experts.reads, n_processes
@@ -57,19 +56,19 @@ class ParallelExperts(Inventory):
         self.local.reset_parameters()
 
     def gather(self) -> Inventory:
-        """Return all experts in the first process; in the others, a copy of their own."""
+        """Return all experts in the first process, and a copy of the local ones in others."""
         whole = self if dist.get_rank() == 0 else self.local
         return _with_others(self.local, gather_first, whole.n_skills)
 
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return, for each of this process's tokens, the sum over its pairs."""
+        """Return for each of this process's tokens the sum over its pairs."""
         work = sort_by_expert(assignment)
         counts = work.counts.view(self.n_processes, -1)  # by owner, by the owner's experts
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts.contiguous())
         sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
         there: Tensor = _Exchange.apply(x[work.tokens], sent, received, self.n_processes)  # type: ignore
-        # Rows lie by process, then by expert; their gates wait at home.
+        # Rows are ordered by process, then by expert; gates stay in the process of the token.
         local = torch.arange(counts.shape[1], device=x.device).repeat(self.n_processes)
         visitors = Assignment(
             tokens=torch.arange(len(there), device=x.device),
@@ -88,8 +87,8 @@ def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
 
 
 def gather_first(tensor: Tensor) -> Tensor:
-    """Return what the processes hold of a tensor to the first one, and their own to the others."""
-    # NCCL sends from GPUs only, and between two loops of a trainer a model lies on the CPU.
+    """Return the concatenated parts of all processes in the first one, and the part in others."""
+    # NCCL needs GPU tensors, and the model is on the CPU between two loops of a trainer.
     sent = tensor.detach().contiguous()
     sent = sent.cuda() if dist.get_backend() == "nccl" else sent
     first = dist.get_rank() == 0
@@ -101,7 +100,7 @@ def gather_first(tensor: Tensor) -> Tensor:
 def _with_others(
     experts: Inventory, change: Callable[[Tensor], Tensor], n_experts: int
 ) -> Inventory:
-    """Return a copy whose parameters and buffers are others, one after another."""
+    """Return a copy with ``change`` applied to its parameters and buffers."""
     part = copy.deepcopy(experts)
     for module in part.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -115,7 +114,7 @@ def _with_others(
 
 
 class _Exchange(torch.autograd.Function):
-    """Sends rows to the other processes; gradients come back the same way, times a factor."""
+    """Exchanges rows between processes; gradients are exchanged back and scaled by a factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], factor: float) -> Tensor:
@@ -135,19 +134,19 @@ def _exchange(x: Tensor, sent: list[int], received: list[int]) -> Tensor:
 
 
 def check_shardable(experts: Inventory) -> None:
-    """Raise ValueError if a tensor has not one entry per expert along its first axis."""
+    """Raise ValueError unless the first axis of all tensors is that of the experts."""
     for name, tensor in experts.state_dict().items():
         if tensor.ndim == 0 or len(tensor) != experts.n_skills:
             raise ValueError(
-                f"'{name}' of {type(experts).__name__} has the shape {tuple(tensor.shape)}, and "
-                f"experts are shared out along a first axis of {experts.n_skills} of them"
+                f"'{name}' of {type(experts).__name__} has the shape {tuple(tensor.shape)}; expert "
+                f"parallelism needs a first axis of {experts.n_skills} experts"
             )
 
 
 def shard_experts(model: nn.Module) -> None:
-    """Let this process keep its share of the experts of every layer, in place.
+    """Keep this process's part of the experts of every layer, in place.
 
-    The model is equal in all processes, which call this together.
+    All processes must call it together, with equal models.
     """
     for layer in _layers(model):
         if not isinstance(layer.experts, ParallelExperts):
@@ -156,7 +155,7 @@ def shard_experts(model: nn.Module) -> None:
 
 
 def make_whole(model: nn.Module) -> None:
-    """Give the first process all experts again, in place; the others keep their shares."""
+    """Restore all experts in the first process, in place; others keep their parts."""
     for layer in _layers(model):
         if isinstance(layer.experts, ParallelExperts):
             whole = layer.experts.gather()
@@ -165,7 +164,7 @@ def make_whole(model: nn.Module) -> None:
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
-    """Return the names of what differs between processes, and the names where nothing is shared."""
+    """Return the names of the parallel experts' tensors, and their names without parallelism."""
     return {
         f"{path}.local.{name}": f"{path}.{name}"
         for path, module in model.named_modules()
@@ -175,7 +174,7 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that each process has of its own; none where nothing is shared."""
+    """Return the parameters of the parallel experts, which differ between processes."""
     return [
         parameter
         for module in model.modules()
@@ -187,21 +186,21 @@ def shared_parameters(model: nn.Module) -> list[nn.Parameter]:
 def gather_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Turn a checkpoint of one process's share into that of all experts, in the first process."""
+    """Change a checkpoint of one process into one of all experts, in the first process."""
     _change(model, checkpoint, parameters, shared_names(model), lambda v: gather_first(v).cpu())
 
 
 def shard_checkpoint(
     model: nn.Module, checkpoint: dict[str, Any], parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Leave of a checkpoint of all experts this process's share."""
+    """Reduce a checkpoint of all experts to this process's part."""
     own = {whole: name for name, whole in shared_names(model).items()}
     count, rank = (dist.get_world_size(), dist.get_rank()) if own else (1, 0)
     _change(model, checkpoint, parameters, own, lambda v: v.chunk(count)[rank].clone())
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], model: nn.Module, largest: float) -> Tensor:
-    """Scale gradients to a norm over all processes; return the norm before."""
+    """Clip gradients by their norm over all processes, and return the norm before."""
     own = {id(parameter) for parameter in shared_parameters(model)}
     graded = [parameter for parameter in parameters if parameter.grad is not None]
     parts = [[p.grad for p in graded if (id(p) in own) is shared] for shared in (True, False)]
@@ -225,7 +224,7 @@ def _change(
     names: Mapping[str, str],
     change: Callable[[Tensor], Tensor],
 ) -> None:
-    """Change what a checkpoint holds of shared experts: names, values, and their moments."""
+    """Change names, values and optimizer moments of parallel experts in a checkpoint."""
     if not names:
         return
     checkpoint["state_dict"] = {
@@ -234,11 +233,11 @@ def _change(
     }
     own = {id(parameter) for parameter in shared_parameters(model)}
     for optimizer in checkpoint.get("optimizer_states", ()):
-        # Copies: the optimizer goes on with the dictionaries that it has given away.
+        # Copies, since the optimizer still uses its dictionaries.
         optimizer["state"] = {number: {**known} for number, known in optimizer["state"].items()}
         for number, parameter in enumerate(parameters):
             moments = optimizer["state"].get(number, {}) if id(parameter) in own else {}
             for name, value in [*moments.items()]:
-                # Whole or shared, it differs from the parameter along the first axis only.
+                # A moment differs from the parameter only along the first axis.
                 if value.ndim and value.shape[1:] == parameter.shape[1:]:
                     moments[name] = change(value)

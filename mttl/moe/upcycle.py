@@ -9,11 +9,11 @@ from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 
 
 def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:
-    r"""Return E experts that each compute what a dense block computes.
+    r"""Return E copies of a dense block as experts.
 
-    A layer of them computes the same as the block where the gates of a token sum to 1:
-    :math:`\sum_e g_e(x) E(x) = E(x)`. A Switch router's single gate p scales the output by p, and a
-    token that is dropped loses it.
+    A layer of them equals the block if the gates of a token sum to 1:
+    :math:`\sum_e g_e(x) E(x) = E(x)`. A Switch router's single gate p scales the output by p, and
+    dropped tokens have no output.
 
     Raises:
         ValueError: If the block's projections have skills, or are quantised.
@@ -41,7 +41,7 @@ def upcycle(block: FeedForwardBlock, n_experts: int) -> FeedForwardExperts:
 
 
 def silent(experts: FeedForwardExperts) -> FeedForwardExperts:
-    """Set the output of experts to 0, in place: added to others they change nothing yet."""
+    """Set the output of experts to 0, in place, so that they change nothing when they are added."""
     nn.init.zeros_(experts.down)
     if experts.down_bias is not None:
         nn.init.zeros_(experts.down_bias)
@@ -55,8 +55,8 @@ def _bias(linear: nn.Linear) -> torch.Tensor:
 def _plain(module: nn.Module) -> nn.Linear:
     if isinstance(module, nn.Linear) and not is_packed(module.weight):
         return module
-    what, remedy = f"with {type(module).__name__} in it", "leave it out of the skills' targets"
+    what, remedy = f"that contains {type(module).__name__}", "remove it from the skills' targets"
     if isinstance(module, nn.Linear):
-        what = "whose weights are quantised"
+        what = "with quantised weights"
         remedy = "use added experts (lora, adapter), or remove backbone.quantize"
     raise ValueError(f"a feed-forward block {what} cannot be copied into experts; {remedy}")

@@ -1,1 +1,1 @@
-"""Skills in the file formats of PEFT, and back."""
+"""Conversion of skills to the file formats of PEFT and AdapterHub, and back."""

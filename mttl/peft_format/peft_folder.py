@@ -1,7 +1,7 @@
-"""A folder of PEFT on disk: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""PEFT folders on disk: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-The format is written and read without PEFT, whose releases come and go more often than the format
-changes. Tensors are named ``base_model.model.<path of the layer>.<parameter>``.
+They are written and read without PEFT. Names of tensors are
+``base_model.model.<path of the layer>.<parameter>``.
 """
 
 import json
@@ -24,7 +24,7 @@ PICKLE = "adapter_model.bin"
 
 @dataclass(frozen=True)
 class PeftFolder:
-    """An adapter as PEFT keeps it."""
+    """An adapter in the format of PEFT."""
 
     path: Path
     config: dict[str, Any]
@@ -32,44 +32,44 @@ class PeftFolder:
 
 
 def read_peft(folder: str | Path) -> PeftFolder:
-    """Read a folder of PEFT whose tensors are floating-point numbers, and not pickled."""
+    """Return the adapter in a PEFT folder; CheckpointError for pickles and integer tensors."""
     path = Path(folder)
     problem = ""
     if not (path / CONFIG).exists():
-        problem = f"is not a folder of PEFT: it has no {CONFIG}"
+        problem = f"is not a PEFT folder: it has no {CONFIG}"
     elif not (path / TENSORS).exists():
         problem = f"has no {TENSORS}. Copy the whole folder again"
         if (path / PICKLE).is_file():
             problem = (
-                f"holds {PICKLE}, a pickle, which can run any program when it is opened; if you "
-                "trust it, load it with PEFT and save it again (save_pretrained)"
+                f"has {PICKLE}, a pickle, which can run any code when it is loaded; if you trust "
+                "it, load it with PEFT and save it again (save_pretrained)"
             )
     if problem:
         raise CheckpointError(f"'{path}' {problem}")
     config = read_json(path / CONFIG, CheckpointError)
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
-        raise CheckpointError(f"'{path / CONFIG}' names no peft_type. Copy the folder again")
+        raise CheckpointError(f"'{path / CONFIG}' has no peft_type. Copy the folder again")
     named: dict[str, Tensor] = {}
     for name, tensor in read_tensors(path / TENSORS).items():
         if not tensor.is_floating_point():
-            problem = f": '{name}' is stored as {tensor.dtype}; save it in floating point"
+            problem = f": '{name}' has the type {tensor.dtype}; save it in floating point"
         elif not name.startswith(PREFIX):
-            problem = f" holds a tensor '{name}'; PEFT's names begin with '{PREFIX}'"
+            problem = f" has a tensor '{name}'; PEFT's names start with '{PREFIX}'"
         if problem:
             raise CheckpointError(f"'{path}'{problem}")
         named[name.removeprefix(PREFIX)] = tensor
     if not named:
-        raise CheckpointError(f"'{path}' holds no tensors")
+        raise CheckpointError(f"'{path}' has no tensors")
     return PeftFolder(path, config, named)
 
 
 def task_type_of(network: Any) -> str:
-    """Return what PEFT calls the task of a language model."""
+    """Return PEFT's task type of a language model."""
     return "SEQ_2_SEQ_LM" if network.config.is_encoder_decoder else "CAUSAL_LM"
 
 
 def of_base(name: str | None, task_type: str) -> dict[str, Any]:
-    """Return the settings of every adapter: what its base model is called, and its task."""
+    """Return the settings of every adapter: base model and task type."""
     return {"base_model_name_or_path": name, "task_type": task_type, "inference_mode": True}
 
 
@@ -83,7 +83,7 @@ def write_peft(
 ) -> None:
     """Write the two files of a PEFT adapter."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Clones: safetensors refuses tensors that share memory, as the rows of a group do.
+    # Clones, since safetensors rejects tensors that share memory, as those of a group do.
     named = {
         (prefix if "." in name else "") + name: tensor.detach().cpu().clone().contiguous()
         for name, tensor in tensors.items()
@@ -93,7 +93,7 @@ def write_peft(
 
 
 def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[str, Tensor]]:
-    """Sort an adapter's tensors by layer; refuse one with others, or without some (all listed)."""
+    """Return an adapter's tensors by layer; CheckpointError for unknown or missing tensors."""
     layers: dict[str, dict[str, Tensor]] = {}
     unknown = []
     for name, tensor in folder.tensors.items():
@@ -111,7 +111,7 @@ def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[
     causes = {"these tensors cannot be used": unknown, "these tensors are missing": lacking}
     if wrong := grouped(causes):
         raise CheckpointError(
-            f"'{folder.path}': {'; '.join(wrong)}. Only adapters of linear layers that hold "
+            f"'{folder.path}': {'; '.join(wrong)}. Only adapters of linear layers with "
             f"{', '.join(parameters)} can be read"
         )
     return layers

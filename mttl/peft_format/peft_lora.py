@@ -1,4 +1,4 @@
-"""Low-rank changes of a model's layers as LoRA adapters of PEFT, and back."""
+"""Conversion of low-rank changes to LoRA adapters of PEFT, and back."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ OTHER_MODELS = (
     *("arrow_config", "monteclora_config", "kasa_config", "modules_to_save", "target_parameters"),
     *("trainable_token_indices", "lora_bias"),
 )
-# Initialisations that change the base weights; an adapter trained from one needs those.
+# Initialisations that change the base weights, which such adapters need.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 MOST_ALPHA = 1e6
 
@@ -30,12 +30,7 @@ MOST_ALPHA = 1e6
 def mixture_adapter(
     model: SkilledModel, mixing: Float[Tensor, "G H K"], rank: int | None = None
 ) -> dict[str, LowRank]:
-    """Return one mixture as a pair of factors per layer, filled up with zeros to one rank.
-
-    Raises:
-        CheckpointError: If a kind of skill does not add to a weight, a kind without factors
-            is given no rank, the rank is not positive, or a layer stands at several paths.
-    """
+    """Return one mixture as a pair of factors per layer, padded with zeros to one rank."""
     check_paths(model)
     try:
         return mixture_factors(model.skilled_layers(), mixing, rank)
@@ -48,7 +43,7 @@ def mixture_adapter(
 def mixture_factors(
     layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"], rank: int | None
 ) -> dict[str, LowRank]:
-    """Return the factors of some layers as `mixture_adapter` does, with the errors of `mixture`."""
+    """Return the factors of some layers, as `mixture_adapter`, with the errors of `mixture`."""
     parts = {
         path: mixture(layer.inventory, mixing[layer.group], rank) for path, layer in layers.items()
     }
@@ -57,12 +52,12 @@ def mixture_factors(
 
 
 def instead(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> str:
-    """Return what answers for a mixture that cannot be exported: a merged model, or mttl alone."""
+    """Return the advice for a mixture that cannot be exported: merge it, or use the run."""
     try:
         unfold(fold(model, mixing))
     except ValueError:
-        return "Only mttl answers with them (mttl predict, mttl serve)"
-    return "A whole model can be written instead (mttl merge-task)"
+        return "Use the run itself (mttl predict, mttl serve)"
+    return "Write a whole model instead (mttl merge-task)"
 
 
 def lora_adapter(
@@ -71,10 +66,10 @@ def lora_adapter(
     transposed: bool,
     scaling: tuple[float, bool, float] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return configuration, without the base, and tensors of PEFT for factors, all of one rank.
+    """Return PEFT's configuration, without the base, and tensors for factors of one rank.
 
     PEFT multiplies the change by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
-    Without a scaling the scale stays in the output-side factor, and ``lora_alpha = r``.
+    Without ``scaling`` the scale stays in the output factor, and ``lora_alpha = r``.
     """
     rank = next(iter(adapter.values())).rank
     scale, rslora, dropout = scaling or (1.0, False, 0.0)
@@ -89,7 +84,7 @@ def lora_adapter(
         "use_dora": False,
         "fan_in_fan_out": transposed,
         "init_lora_weights": True,
-        "target_modules": list(adapter),  # whole paths: nothing else can match
+        "target_modules": list(adapter),  # full paths, so that nothing else matches
     }
     tensors = {}
     for path, part in adapter.items():
@@ -99,7 +94,7 @@ def lora_adapter(
 
 
 def common_scaling(model: SkilledModel) -> tuple[float, bool, float] | None:
-    """Return scale, rsLoRA and dropout of the skills, or None where there is not one of each."""
+    """Return scale, rsLoRA and dropout of the skills, or None if they differ between layers."""
     skills = [layer.inventory for layer in model.skilled_layers().values()]
     found = {
         (one.scale, one.rslora, one.dropout) if isinstance(one, LoRAInventory) else None
@@ -110,23 +105,23 @@ def common_scaling(model: SkilledModel) -> tuple[float, bool, float] | None:
 
 
 def check_paths(model: SkilledModel) -> None:
-    """Refuse models whose tokens choose experts, or with a layer at several paths."""
+    """Raise CheckpointError if tokens choose experts, or a layer has several paths."""
     require_plain(model)
     first = model.skilled_layers()
     layers = set(first.values())
     for path, module in model.backbone.named_modules(remove_duplicate=False):
         if module in layers and path not in first:
             raise CheckpointError(
-                f"the layer '{path}' stands at another path too, and PEFT would change it at one "
-                "of them only. A whole model can be written instead (mttl merge-task)"
+                f"the layer '{path}' has several paths, and PEFT would change it at only one of "
+                "them. Write a whole model instead (mttl merge-task)"
             )
 
 
 def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
     """Return the weight changes of a LoRA adapter by path of the layer, by default with its scale.
 
-    The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` where `use_rslora` is set; single layers
-    may have an alpha of their own (`alpha_pattern`).
+    The scale is ``lora_alpha / r``, or ``lora_alpha / √r`` with `use_rslora`; single layers may
+    have another alpha (`alpha_pattern`).
 
     Raises:
         CheckpointError: If it is not LoRA, changes more than the weights of linear layers,
@@ -141,11 +136,11 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
     if config["peft_type"] != "LORA":
         problem = f"is a {config['peft_type']} adapter, not LORA"
     elif used:
-        problem = f"uses {', '.join(used)}: it is more than a low-rank change of weights"
+        problem = f"uses {', '.join(used)}, which is more than a low-rank change of weights"
     elif isinstance(start, str) and start.lower().startswith(OTHER_BASES):
         problem = (
-            f"began with init_lora_weights '{start}', which changes the base model itself; convert "
-            "it with PEFT (path_initial_model_for_weight_conversion)"
+            f"started from init_lora_weights '{start}', which changes the base model; convert it "
+            "with PEFT (path_initial_model_for_weight_conversion)"
         )
     if problem:
         raise CheckpointError(f"'{folder.path}' {problem}")
@@ -156,9 +151,9 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
 
 
 def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
-    """Return ``alpha``, ``rslora`` and ``dropout`` of skills of the adapters' rank.
+    """Return ``alpha``, ``rslora`` and ``dropout`` of the adapters.
 
-    It is None where adapters, or layers of one, differ in alpha, rank, rsLoRA or dropout.
+    Returns None if adapters, or layers of one, differ in alpha, rank, rsLoRA or dropout.
     """
     configs = [folder.config for folder in folders]
     if any(one.get(name) for one in configs for name in ("alpha_pattern", "rank_pattern")):
@@ -185,8 +180,8 @@ def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bo
     problem = "rank 0" if rank < 1 else ""
     if (down.ndim, up.ndim) != (2, 2) or rank != up.shape[1]:
         problem = (
-            f"shapes {tuple(down.shape)} and {tuple(up.shape)}; those of a linear layer are (r, I) "
-            "and (O, r)"
+            f"shapes {tuple(down.shape)} and {tuple(up.shape)}; a linear layer needs (r, I) and "
+            "(O, r)"
         )
     if problem:
         raise CheckpointError(f"'{folder.path}': the factors of '{path}' have {problem}")

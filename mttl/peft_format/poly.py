@@ -1,6 +1,6 @@
-"""A whole inventory as a checkpoint of PEFT's Poly, and back.
+"""Conversion of a whole inventory to a checkpoint of PEFT's Poly, and back.
 
-PEFT keeps a router in every layer; here layers of a group share a row. The factors stand in blocks:
+PEFT has a router in every layer; here layers of a group share routing weights. Tensors correspond:
 
 | PEFT | here |
 |---|---|
@@ -28,14 +28,14 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.lora import LoRAInventory
 
 DOWN, UP, LOGITS = "poly_lora_A", "poly_lora_B", "poly_router.module_logits"
-# A probability that is 0 or 1 to the last bit of single precision, also where a row holds no 1 and
-# is divided by the smallest sum that PEFT allows.
+# Logit of a probability that is exactly 0 or 1 in single precision, also after division by the
+# smallest sum that PEFT allows.
 CERTAIN = 80.0
 
 
 @dataclass(frozen=True)
 class PolyLayer:
-    """One layer of a Poly checkpoint, in our arrangement."""
+    """One layer of a Poly checkpoint, in the layout of this package."""
 
     down: Float[Tensor, "K I r"]
     up: Float[Tensor, "K O r"]
@@ -47,8 +47,8 @@ def poly_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return configuration and tensors of PEFT's Poly for a whole inventory.
 
-    Both give the same answers in evaluation mode. With the default settings of Polytropon's router
-    they also train in the same way. Other routers are written as logits that give their weights.
+    Both models are equivalent in evaluation mode, and with the default settings of Polytropon's
+    router also in training. Other routers are written as logits of equal weights.
 
     Raises:
         CheckpointError: If the skills, their mixing, the router or a layer has no counterpart.
@@ -56,7 +56,7 @@ def poly_checkpoint(
     require_plain(model)
     router, layers = model.router, model.skilled_layers()
     if "prompts" in router.seen:
-        raise CheckpointError(f"{type(router).__name__} mixes skills by prompt, and Poly by task")
+        raise CheckpointError(f"{type(router).__name__} mixes skills by prompt, but Poly by task")
     matrix = router.matrix().detach()
     one_each = bool(((matrix == 0) | (matrix == 1)).all())
     logits = poly_logits(router)
@@ -66,14 +66,14 @@ def poly_checkpoint(
         skills: Any = layer.inventory
         problem = ""
         if not isinstance(skills, LoRAInventory):
-            problem = f"'{path}' holds {type(skills).__name__}; Poly's skills are LoRA"
+            problem = f"'{path}' has {type(skills).__name__}; Poly needs LoRA"
         elif skills.mix != "factors" and not one_each:
             problem = (
-                f"skills.mix is '{skills.mix}', and Poly averages the factors: another function. "
-                "Export tasks one by one (--task)"
+                f"skills.mix is '{skills.mix}', but Poly averages the factors. Export single tasks "
+                "(--task)"
             )
         elif type(layer.base) is not nn.Linear:
-            problem = f"'{path}' is {type(layer.base).__name__}; Poly takes nn.Linear"
+            problem = f"'{path}' is {type(layer.base).__name__}; Poly needs nn.Linear"
         if problem:
             raise CheckpointError(problem)
         down, up = (factor.detach() for factor in skills.columns())
@@ -98,7 +98,7 @@ def poly_checkpoint(
 def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
     """Return logits z for which σ(z), normalised to sum 1, is the router's matrix.
 
-    A `CheckpointError` says that its rows are not positive weights that sum to 1.
+    Raises CheckpointError if its rows are not non-negative weights with sum 1.
     """
     if isinstance(router, PolytroponRouter) and router.normalise == "sum":
         logits = router.task_logits().detach()
@@ -113,16 +113,16 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
     sums = matrix.sum(-1)
     if bool((matrix < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
         raise CheckpointError(
-            f"the weights of this {type(router).__name__} are not positive with sum 1, which "
-            "Poly's always are. Export tasks one by one (--task)"
+            f"the weights of {type(router).__name__} are not non-negative with sum 1, as Poly "
+            "requires. Export single tasks (--task)"
         )
-    # Only ratios matter: the largest weight of a row gets the logit 0.
+    # Only ratios matter, so the largest weight of a row gets the logit 0.
     share = matrix / (2 * matrix.amax(dim=-1, keepdim=True))
     return share.logit().clamp_min(-CERTAIN)
 
 
 def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
-    """Return the layers of a Poly checkpoint by path; its tensors must fit its configuration."""
+    """Return the layers of a Poly checkpoint by path; CheckpointError if it is inconsistent."""
     config = folder.config
     if config["peft_type"] != "POLY":
         raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not POLY")

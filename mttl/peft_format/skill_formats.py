@@ -1,4 +1,4 @@
-"""One mixture of skills in the format of PEFT or AdapterHub that computes the same, by kind."""
+"""Conversion of one mixture of skills to an equivalent adapter of PEFT or AdapterHub, by kind."""
 
 import math
 import re
@@ -32,7 +32,7 @@ from mttl.skills.skilled_model import SkilledModel
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 Writer = Callable[[SkilledModel, Mapping[str, SkilledLayer], Tensor], Written]
-# AdapterHub's names of the places behind blocks, and of the modules there beside the block.
+# AdapterHub's names of the positions after blocks, and of the modules there.
 _BEHIND = {
     "SelfAttention": ("mh_adapter", "adapters"),
     "EncDecAttention": ("cross_adapter", "adapters"),
@@ -42,11 +42,11 @@ _BEHIND = {
 }
 ADAPTERHUB_TENSORS = "adapter.safetensors"
 _PREFIX_NOTE = (
-    " PEFT 0.21 generates from prefixes with transformers before 5.24 alone: later ones lose them, "
-    "and only single passes are right."
+    " To generate with prefixes, PEFT 0.21 needs transformers before 5.24; later versions lose "
+    "them, and only single passes are correct."
 )
 _ADAPTERHUB_NOTE = (
-    " It was not read again: AdapterHub's library `adapters` 1.3 needs transformers 4.57."
+    " It was not checked by loading: AdapterHub's library `adapters` 1.3 needs transformers 4.57."
 )
 _ADAPTERHUB_MODELS = ("t5", "mt5", "llama", "mistral")
 
@@ -55,23 +55,23 @@ class SkillAdapter(NamedTuple):
     """An adapter of another library."""
 
     library: Literal["peft", "adapters"]
-    config: dict[str, Any]  # its adapter_config.json
+    config: dict[str, Any]  # content of adapter_config.json
     tensors: dict[str, Tensor]  # by path of the layer and parameter
-    factors: Mapping[str, LowRank]  # of a LoRA adapter, what a rank has cut off included
+    factors: Mapping[str, LowRank]  # of a LoRA adapter, with the norm of the truncated part
 
     @property
     def search(self) -> dict[str, Any]:
-        """What its library has to search by, in the place of the run's settings.
+        """Generation settings that the library needs instead of the run's.
 
-        PEFT's Poly knows no beams. PEFT 0.21 repeats prompts in front of every new token where
-        transformers names its argument ``cache`` (5.24); without a cache that is right.
+        PEFT's Poly does not support beams. PEFT 0.21 repeats prompts before every new token with
+        transformers 5.24, which is correct only without a cache.
         """
         known = {"PROMPT_TUNING": {"use_cache": False}, "POLY": {"num_beams": 1}}
         return known.get(self.config.get("peft_type", ""), {})
 
     @property
     def note(self) -> str:
-        """What its user has to know."""
+        """The known limitation of the adapter in its library, or an empty text."""
         notes = {"PREFIX_TUNING": _PREFIX_NOTE, None: _ADAPTERHUB_NOTE}
         return notes.get(self.config.get("peft_type"), "")
 
@@ -90,12 +90,12 @@ def skill_adapter(
     base: str | None,
     name: str = "task",
 ) -> SkillAdapter:
-    """Return one mixture in the format that computes the same; ``name`` is for AdapterHub.
+    """Return one mixture as an equivalent adapter; ``name`` is that of AdapterHub's adapter.
 
-    With a rank, low-rank factors of at most this rank are written, whatever the kind has.
+    With a rank, low-rank factors of at most this rank are written for every kind.
 
     Raises:
-        CheckpointError: If no format computes the same; the message says what answers instead.
+        CheckpointError: If there is no equivalent format; the message has an alternative.
     """
     layers = model.skilled_layers()
     norms = {path: one for path, one in layers.items() if type(one.inventory) is KINDS["norm"]}
@@ -108,7 +108,7 @@ def skill_adapter(
     try:
         config, tensors = writer(model, others, mixing)
         if norms and others is not norms:
-            _require("target_modules" in config, "no format holds them and the skills of norms")
+            _require("target_modules" in config, "no format supports them with skills of norms")
             config["modules_to_save"] = list(norms)
             tensors |= _gains(norms, mixing, "")
     except (ValueError, NotImplementedError) as error:
@@ -158,7 +158,7 @@ def _lora(
 def _vectors(
     model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor, *, kind: str
 ) -> Written:
-    """A vector of each layer's output features: its scale (IA3), or a change of its bias (BEFT)."""
+    """Return a vector per layer: the scale of its output (IA3), or a change of its bias (BEFT)."""
     found = {path: _merged(layer, mixing)[0] for path, layer in layers.items()}
     if kind == "IA3":
         settings = {"feedforward_modules": [], "fan_in_fan_out": _transposed(model)}
@@ -177,7 +177,7 @@ def _kronecker(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: 
         weights = mixing[layer.group]
         if skills.mix == "deltas":
             (used,) = weights.any(dim=0).nonzero(as_tuple=True)
-            _require(len(weights) == len(used) == 1, "PEFT's LoKr is one product, and not a sum")
+            _require(len(weights) == len(used) == 1, "PEFT's LoKr is one product, not a sum")
             left, right = skills.left[used[0]], skills.right[used[0]]
             right = right * (skills.scale * weights[0, used[0]])
         else:
@@ -187,10 +187,10 @@ def _kronecker(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: 
         roots &= all(_near_root(a * b) == a for a, b in zip(left.shape, right.shape, strict=True))
     _require(
         roots or len(sides) == 1,
-        f"PEFT's LoKr has left factors near the roots of both sizes, or square ones: "
-        f"skills.shape gives {sorted(sides)}",
+        f"PEFT's LoKr needs left factors near the square roots of both sizes, or square ones; "
+        f"skills.shape has {sorted(sides)}",
     )
-    rank = max(max(tensor.shape) for tensor in tensors.values())  # PEFT then keeps both whole
+    rank = max(max(tensor.shape) for tensor in tensors.values())  # so that both factors are dense
     settings = {"r": rank, "alpha": rank, "decompose_factor": -1 if roots else sides.pop()}
     return _targets("LOKR", layers, **settings), tensors
 
@@ -221,18 +221,18 @@ def _prompt(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
 
 
 def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
-    """PEFT puts a prefix into the cache, at positions of its own; ours has none.
+    """Return prefixes for PEFT, which puts them into the cache at the first positions.
 
-    Rotations are relative, so that a key rotated to position P stands for one without a position.
+    Rotations are relative, so a key rotated to position P is equivalent to one without a position.
     """
     network: Any = model.backbone
     gated = any(getattr(layer.inventory, "gated", False) for layer in layers.values())
-    _require(not gated, "PEFT has no gated prefixes (skills.gated: false trains others)")
+    _require(not gated, "PEFT has no gated prefixes (train with skills.gated: false)")
     decoder: Any = network.get_decoder()
     _require(
         hasattr(decoder, "rotary_emb") and not getattr(network.config, "is_encoder_decoder", False),
-        "PEFT's prefixes move the positions of the text, which changes nothing in decoder-only "
-        "models with rotated positions alone",
+        "PEFT's prefixes shift the positions of the text, which is equivalent only in decoder-only "
+        "models with rotary positions",
     )
     config = network.config.get_text_config()
     _require(
@@ -241,7 +241,7 @@ def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
     )
     _require(
         not getattr(config, "sliding_window", None),
-        "PEFT's prefixes leave a sliding window of attention, and these do not",
+        "PEFT's prefixes leave the sliding window of attention, unlike these",
     )
     rows = []
     for layer in layers.values():
@@ -259,12 +259,12 @@ def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
 
 
 def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
-    """Sums of outputs are one wider adapter; projections of all kinds are written whole."""
+    """Return dense adapters for AdapterHub; a sum of outputs becomes one wider adapter."""
     network: Any = model.backbone
     kind = network.config.model_type
     _require(
         kind in _ADAPTERHUB_MODELS,
-        f"AdapterHub's names are known for {', '.join(_ADAPTERHUB_MODELS)}, not for {kind}",
+        f"AdapterHub's format is supported for {', '.join(_ADAPTERHUB_MODELS)}, not for {kind}",
     )
     paths = {path for path, _ in network.named_modules()}
     width = network.config.hidden_size
@@ -272,8 +272,11 @@ def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing:
     for path, layer in layers.items():
         skills: Any = layer.inventory
         _require(skills.reads == "output", "AdapterHub's parallel adapters read before the norm")
-        _require(len(skills.stages) == 1, "stacked adapters are several of AdapterHub's")
-        _require(skills.out_features == width, f"'{path}' is not as wide as the model ({width})")
+        _require(len(skills.stages) == 1, "AdapterHub has no single adapter of several stages")
+        _require(
+            skills.out_features == width,
+            f"'{path}' has {skills.out_features} output features, the model {width}",
+        )
         weights = mixing[layer.group][None]
         if skills.mix == "factors":
             down, down_bias, up, up_bias = (part[0] for part in skills.projections(weights))
@@ -296,12 +299,12 @@ def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing:
         sizes.add((len(down), act, float(skills.scale), skills.layer_norm))
     found = sum(_BEHIND.get(path.rpartition(".")[2], ("",))[0] in places for path in paths)
     complete = len(sizes) == 1 and found == len(layers)
-    _require(complete, "AdapterHub's adapters are in all layers, of one size")
+    _require(complete, "AdapterHub's adapters must be in all layers, with one size")
     hidden, activation, scale, normed = sizes.pop()
     settings = dict.fromkeys(("mh_adapter", "cross_adapter", "output_adapter"), False)
     settings |= dict.fromkeys(places, True)
     settings |= {"non_linearity": activation, "scaling": scale, "ln_before": normed}
-    whole = width % hidden == 0 or hidden % width == 0  # else a quotient to be rounded down
+    whole = width % hidden == 0 or hidden % width == 0  # otherwise AdapterHub rounds down
     settings |= {"reduction_factor": width / (hidden if whole else hidden + 0.5)}
     settings |= {"original_ln_before": False, "architecture": None}
     return {"hidden_size": width, "config": settings}, tensors

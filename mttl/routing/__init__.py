@@ -1,5 +1,5 @@
 # ruff: noqa: F401 - for users of the package
-"""ROUTING: which examples use which skills, and which tokens which experts."""
+"""ROUTING: routers that choose skills for tasks, and experts for tokens."""
 
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.c_poly import CPolyRouter

@@ -1,8 +1,7 @@
-"""How the routing of one forward pass reaches the layers that need it.
+"""The routing of one forward pass, and the slot through which layers read it.
 
-A model and all of its skilled layers share one `RoutingSlot`. The model fills it for the length of
-a forward pass; layers read it. Uses may be nested, and activation checkpointing replays the routing
-it was recorded with.
+A model and all of its skilled layers share one `RoutingSlot`, which the model fills for a forward
+pass. Uses may be nested, and activation checkpointing recomputes with the same routing.
 """
 
 import copy
@@ -23,29 +22,28 @@ Kept = TypeVar("Kept")
 
 
 class Routing:
-    """Which examples use which skills in one forward pass.
+    """The skills that each example uses in one forward pass.
 
-    The input of a layer has ``n_rows`` rows R of ``n_positions`` positions L; a `ValueError` says
-    where these do not fit the examples.
+    The input of a layer has ``n_rows`` rows R of ``n_positions`` positions L, which must fit the
+    examples.
 
     Args:
-        task_ids: The task of each example, shape (B,).
-        mixing: The weight of each skill in each routed group, shape (G, B, H, K).
-        expansion: Rows of a layer per row of the batch where it sees more of them: beam search
-            repeats every row this often, in neighbouring rows.
-        rows_per_example: Rows of the batch that an example stands for: all, where all have the same
-            weights.
-        reuse_merged: Keep what layers merged for this routing until it ends. Only for repeated
-            calls without gradients, such as generation, where the skills do not change.
-        masks: Which positions are tokens; by default all.
-        segments: Where rows hold several examples one after another, the tokens of each; their sum
-            is the number of positions of all rows.
+        task_ids: Task of each example, shape (B,).
+        mixing: Weight of each skill in each routed group, shape (G, B, H, K).
+        expansion: Rows of a layer per row of the batch; beam search repeats every row, next to
+            each other.
+        rows_per_example: Rows of the batch per example; all of them if all have equal weights.
+        reuse_merged: Whether to cache merged skills until this routing ends; only for repeated
+            calls without gradients, such as generation.
+        masks: Positions that are tokens; by default all.
+        segments: Number of tokens of each example if rows are packed; their sum is the number of
+            positions of all rows.
 
     Attributes:
         losses: Auxiliary losses of this pass (load balance, z-loss …), by name, summed over
             layers.
-        records: Which experts layers chose for which tokens.
-        ids: The vocabulary entries, shape (R, L), that each stack reads now, where they are noted.
+        records: Experts that the tokens of each layer chose.
+        ids: Vocabulary entries, shape (R, L), that each stack reads, if they are recorded.
     """
 
     def __init__(
@@ -68,12 +66,12 @@ class Routing:
         self.losses: dict[str, Tensor] = {}
         self.records: list[TokenRecord] = []
         self.ids: dict[str, Tensor] = {}
-        # One slice per group, made once: layers of a group share its autograd node.
+        # One slice per group, so that layers of a group share its autograd node.
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
 
     def merged(self, key: int, merge: Callable[[], Kept]) -> Kept:
-        """Return ``merge()``, computed once per key where reuse was asked for."""
+        """Return ``merge()``, cached per key with ``reuse_merged``."""
         if self._merged is None:
             return merge()
         if key not in self._merged:
@@ -86,7 +84,7 @@ class Routing:
             self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
     def replayed(self) -> "Routing":
-        """Return a copy for computing a part of the pass again; it drops losses and records."""
+        """Return a copy for recomputation, which discards losses and records."""
         replay = copy.copy(self)
         replay.losses, replay.records = {}, []
         return replay
@@ -94,10 +92,10 @@ class Routing:
     def layer_tokens(
         self, x: Float[Tensor, "R *positions I"], stack: str, group: int | None, *, ids: bool
     ) -> Tokens:
-        """Return the tokens that a layer of a stack reads, rows in turn.
+        """Return the tokens that a layer of a stack reads, row by row.
 
-        The mixing weights of a routed group, of the one head, are the tokens' prior. Vocabulary
-        entries come with them if they are wanted, and were noted.
+        Their prior is the mixing weights of a routed group, of the first head. Vocabulary entries
+        are included if ``ids`` is set and they are recorded.
         """
         n_rows, n_positions = self.rows_and_positions(x)
         self._check_rows(n_rows)
@@ -118,7 +116,7 @@ class Routing:
         )
 
     def rows_and_positions(self, x: Tensor) -> tuple[int, int]:
-        """Return rows R and positions L of a layer's input, also of all rows in one list (OPT)."""
+        """Return rows R and positions L of a layer's input, which may be flattened (OPT)."""
         for ids in self.ids.values():
             if x.ndim == 2 and len(x) == ids.numel():
                 return ids.shape[0], ids.shape[1]
@@ -128,43 +126,43 @@ class Routing:
         """View a layer's input (R, …, I) as (B, rows of an example × positions, I).
 
         Raises:
-            ConfigError: If the backbone gives the layer all tokens of the batch in one list.
+            ConfigError: If the backbone flattens the tokens of the batch for this layer.
         """
         n_rows = self.rows_and_positions(x)[0]
         if x.ndim == 2 and n_rows > self.n_rows * self.expansion:
             raise ConfigError(
-                f"a skilled layer received {n_rows} rows for {self.n_rows} examples: this backbone "
-                "gives it tokens of several examples in one list. Set skills.targets to layers "
-                "that see examples apart, such as [attention], or take another backbone"
+                f"a layer with skills received {n_rows} rows for {self.n_rows} examples: this "
+                "backbone flattens the tokens of all examples there. Set skills.targets to layers "
+                "with separate examples, such as [attention], or use another backbone"
             )
         self._check_rows(n_rows)
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def tokens(self, x: Tensor) -> Tensor:
-        """View a layer's input (R, …, I) as tokens, those of one segment after those of another.
+        """View a layer's input (R, …, I) as tokens in the order of the segments.
 
         Raises:
-            ValueError: If it has other tokens than the segments.
+            ValueError: If the number of tokens is not that of the segments.
         """
         tokens = x.reshape(-1, x.shape[-1])
         if len(tokens) != sum(self.segments):
             raise ValueError(
-                f"a skilled layer received {len(tokens)} tokens for segments of "
-                f"{sum(self.segments)}; a backbone whose layers see other tokens than the model "
-                "cannot be packed: leave data.packed_length out"
+                f"a layer with skills received {len(tokens)} tokens for segments of "
+                f"{sum(self.segments)}; layers of this backbone read other tokens than the model, "
+                "so it cannot be packed: leave data.packed_length out"
             )
         return tokens
 
     def repeat(self, values: Float[Tensor, "B *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
-        """Repeat what belongs to each example for its rows."""
+        """Return the values of each example, repeated for its rows."""
         self._check_rows(n_rows)
         return values.repeat_interleave(n_rows // max(len(values), 1), dim=0)
 
     def _check_rows(self, n_rows: int) -> None:
         if n_rows != self.n_rows and n_rows != self.n_rows * self.expansion:
             raise ValueError(
-                f"a skilled layer received {n_rows} rows for {self.n_rows} examples with expansion "
-                f"{self.expansion}; it accepts {self.n_rows} or {self.n_rows * self.expansion}. "
+                f"a layer with skills received {n_rows} rows for {self.n_rows} examples with "
+                f"expansion {self.expansion}, not {self.n_rows} or {self.n_rows * self.expansion}. "
                 "Pass one task id per example, and generate through SkilledModel.generate"
             )
 
@@ -172,7 +170,7 @@ class Routing:
 class RoutingSlot:
     """A stack of the routings in use, which a model shares with its layers.
 
-    Storage bound to a thread would be lost when the backward pass recomputes activations.
+    It is not thread-local, since the backward pass recomputes activations in other threads.
     """
 
     def __init__(self) -> None:
@@ -180,7 +178,7 @@ class RoutingSlot:
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a routing: not where the bare backbone is called."""
+        """Whether there is a routing; there is none if the backbone is called directly."""
         return bool(self._stack)
 
     @property
@@ -192,9 +190,9 @@ class RoutingSlot:
         """
         if not self._stack:
             raise RuntimeError(
-                "a skilled layer was called without a routing; call the SkilledModel with "
-                "task_ids, or wrap the call in `with slot.use(routing):`. In a backward pass this "
-                "means reentrant activation checkpointing, which forgets the routing: use "
+                "a layer with skills was called without a routing; call the SkilledModel with "
+                "task_ids, or wrap the call in `with slot.use(routing):`. In a backward pass the "
+                "cause is reentrant activation checkpointing, which loses the routing: use "
                 "SkilledModel.enable_gradient_checkpointing"
             )
         return self._stack[-1]
@@ -211,7 +209,7 @@ class RoutingSlot:
     def checkpoint_contexts(
         self,
     ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        """Give activation checkpointing its two contexts: as it is now, and for the replay.
+        """Return the contexts of activation checkpointing: forward pass and recomputation.
 
         Pass it as ``context_fn`` to `torch.utils.checkpoint.checkpoint` (non-reentrant).
         """
@@ -219,14 +217,13 @@ class RoutingSlot:
 
 
 def check_task_ids(task_ids: Int[Tensor, "B"], n_tasks: int) -> None:
-    """Refuse ids that no row of a router has; it reads them, so they should be on the CPU.
+    """Raise ValueError unless all ids are at least 0 and below ``n_tasks``.
 
-    Raises:
-        ValueError: If an id is negative or not below ``n_tasks``.
+    It reads the ids, so they should be on the CPU.
     """
     wrong = task_ids[(task_ids < 0) | (task_ids >= n_tasks)]
     if wrong.numel():
         raise ValueError(
-            f"task id {int(wrong[0])} is out of range: the router knows {n_tasks} tasks, "
-            f"with ids 0 to {n_tasks - 1}"
+            f"task id {int(wrong[0])} is out of range: the router has {n_tasks} tasks, with ids 0 "
+            f"to {n_tasks - 1}"
         )

@@ -1,5 +1,5 @@
 # ruff: noqa: F401 - for users of the package
-"""COMPUTATION: what one skill does, and how skills sit on a backbone."""
+"""COMPUTATION: inventories of skills, and their attachment to a backbone."""
 
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory, SparseAdapterInventory

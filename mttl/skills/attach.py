@@ -1,4 +1,4 @@
-"""Put inventories of skills on parts of a backbone."""
+"""Attachment of inventories of skills to parts of a backbone."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from mttl.skills.targets import (
 
 @dataclass(frozen=True)
 class Placement:
-    """One kind of skill, and where it goes: arguments of `attach_skills`."""
+    """One kind of skill and its targets: arguments of `attach_skills`."""
 
     make_inventory: Callable[..., Inventory]
     targets: Sequence[str]
@@ -33,7 +33,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Attached:
-    """One row of the report: a layer that has skills now."""
+    """A layer that received skills."""
 
     path: str
     in_features: int
@@ -44,10 +44,10 @@ class Attached:
 
 @dataclass(frozen=True)
 class Attachment:
-    """What `attach_skills` or `mttl.moe.attach_experts` did.
+    """The report of `attach_skills` or `mttl.moe.attach_experts`.
 
     Attributes:
-        layers: The layers with skills, in the backbone's order.
+        layers: Layers with skills, in the backbone's order.
         groups: Names of the routed groups; a layer's ``group`` is an index into them.
         coverage: Numbers of linear layers in ``"attention"`` and ``"mlp"``: with skills, and all.
     """
@@ -75,25 +75,25 @@ def attach_skills(
     granularity: str = "linear",
     attachment_point: str = "linear",
 ) -> Attachment:
-    """Replace the targeted layers by skilled ones, in place; base weights are not touched.
+    """Replace the targeted layers by layers with skills, in place; base weights do not change.
 
     Args:
         backbone: Any model.
-        make_inventory: Makes the skills of a layer from its features in and out, and what else the
-            attachment point gives.
-        targets: Which layers: ``"attention"``, ``"self_attention"``, ``"cross_attention"``,
+        make_inventory: Function that makes the skills of a layer from its input and output
+            features, and further sizes that the attachment point gives.
+        targets: Layers to replace: ``"attention"``, ``"self_attention"``, ``"cross_attention"``,
             ``"mlp"`` (by position; see `mttl.skills.targets.roles`), ``"all"`` (every one inside a
             block of the stack), or patterns with ``*`` and ``?`` that match the end of a layer's
             dotted path (``"q_proj"``, ``"decoder.*.wo"``).
-        slot: Where the layers find the routing of a forward pass.
-        granularity: Which layers share a routing row: all of the ``"model"``, of a ``"stack"``
-            (encoder, decoder), of a ``"block"``, of a ``"layer"`` (attention, feed-forward), or
-            none: each ``"linear"`` has its own.
-        attachment_point: What the inventories are made for: their class's ``attachment_point``.
+        slot: Slot from which the layers read the routing of a forward pass.
+        granularity: Unit of layers that share routing weights: the ``"model"``, a ``"stack"``
+            (encoder, decoder), a ``"block"``, a ``"layer"`` (attention, feed-forward), or a single
+            ``"linear"`` layer.
+        attachment_point: Attachment point of the inventories' class.
 
     Raises:
         ValueError: If a target or the granularity is unknown, a target matches no layer, a layer
-            cannot hold the inventory, or the backbone has skills already. It is left as it was.
+            cannot hold the inventory, or the backbone has skills already; it is left unchanged.
     """
     placement = Placement(make_inventory, targets, attachment_point)
     return attach_kinds(backbone, [placement], slot=slot, granularity=granularity)
@@ -107,14 +107,14 @@ def attach_kinds(
     granularity: str = "linear",
     fresh: bool = True,
 ) -> Attachment:
-    """Put several kinds of skills on a backbone, side by side; see `attach_skills`.
+    """Attach several kinds of skills to a backbone; see `attach_skills`.
 
-    Raises ValueError if a place would get two kinds, too. Skills that are not ``fresh``, whose
-    values will be loaded, do not look at the weight of their layer.
+    It also raises ValueError if a module would get two kinds. Without ``fresh``, skills are not
+    initialised from the weights of their layers, since their values will be loaded.
     """
     require_one_of(GRANULARITIES, granularity=granularity)
     if any(isinstance(module, SkilledLayer) for module in backbone.modules()):
-        raise ValueError("the backbone has skills already; attach all of them in one call")
+        raise ValueError("the backbone has skills already; attach all kinds in one call")
     blocks = block_paths(backbone)
     groups: dict[str, int] = {}
     layers: list[Attached] = []
@@ -127,16 +127,16 @@ def attach_kinds(
         for path, sizes in _chosen(backbone, placement, blocks).items():
             same = [name for name, kind in ATTACHMENT_POINTS.items() if kind.layer is where.layer]
             if any(path in skilled[name] for name in same):
-                advice = "give every kind targets of its own (attention, mlp, encoder.*, *.q)"
+                advice = "give every kind separate targets (attention, mlp, encoder.*, *.q)"
                 if len(where.find(backbone)) == 1:
-                    advice = "keep one of these kinds, and leave the others out"
+                    advice = "keep one of these kinds"
                 raise ValueError(
-                    f"'{path}' would get two kinds of skills, and a {where.noun} can have one: "
-                    + advice
+                    f"'{path}' would get two kinds of skills, but a {where.noun} can have only "
+                    f"one: {advice}"
                 )
             base = backbone.get_submodule(path)
             name = path
-            # A block is what the granularity calls a layer.
+            # The granularity "layer" means attention and feed-forward blocks.
             if granularity != "layer" or linear_features(base) is not None:
                 name = group_name(path, granularity, blocks)
             try:
@@ -162,7 +162,7 @@ def attach_kinds(
         for word, paths in ATTACHMENT_POINTS["linear"].words(backbone, places).items()
         if chosen and word in ("attention", "mlp")
     }
-    # Only now is the backbone touched: an error above leaves it as it was.
+    # The backbone changes only here, so that an error above leaves it unchanged.
     for point, found in skilled.items():
         replaced = {}
         for path, layer in found.items():
@@ -181,9 +181,9 @@ def attach_kinds(
 def _chosen(
     backbone: nn.Module, placement: Placement, blocks: list[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of each place that a kind goes to, by path."""
+    """Return the sizes of the targeted modules by path."""
     where = ATTACHMENT_POINTS[placement.attachment_point]
-    # A layer may stand at several paths (tied weights): it gets one inventory, under the first.
+    # A layer with several paths (tied weights) gets one inventory, under the first path.
     places = where.find(backbone)
     unknown = {
         path: type(module).__name__

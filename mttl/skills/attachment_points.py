@@ -1,4 +1,4 @@
-"""Where skills sit: which parts of a backbone take a kind, and what takes their place."""
+"""Attachment points: the parts of a backbone that take skills, and the layers that replace them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from mttl.skills.skilled_layer import (
 )
 from mttl.skills.targets import linear_features, linear_places, members
 
-# What T5, BART, Llama, GPT-2, GPT-NeoX and their like call things.
+# Attribute names in T5, BART, Llama, GPT-2, GPT-NeoX and similar models.
 HEAD_SIZES = ("v_head_dim", "head_dim", "key_value_proj_dim", "head_size")
 OUTPUTS = ("o", "o_proj", "out_proj", "c_proj", "dense")
 
@@ -26,10 +26,10 @@ OUTPUTS = ("o", "o_proj", "out_proj", "c_proj", "dense")
 def _attention_modules(
     backbone: nn.Module,
 ) -> Iterator[tuple[str, nn.Module, int, str, tuple[int, int]]]:
-    """Give path, module, features of a head, and name and features of the output projection.
+    """Yield path, module, features of a head, and name and features of the output projection.
 
-    Only of modules that know the size of their heads, and whose projection joins whole ones; state
-    spaces have a convolution besides.
+    Modules need an attribute with the size of a head that divides the projection's inputs.
+    State-space modules, which have a convolution, are left out.
     """
     for path, module in backbone.named_modules():
         size = next((v for n in HEAD_SIZES if isinstance(v := getattr(module, n, None), int)), None)
@@ -41,9 +41,9 @@ def _attention_modules(
 
 
 def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return sizes of attention modules, by path: of keys, of values, heads, and of hidden states.
+    """Return features of keys, of values, heads, and features of hidden states, by path.
 
-    A hidden state that an attention reads has as many features as its output projection returns.
+    The features of hidden states are the output features of the output projection.
     """
     found = {}
     for path, module, size, _, (n_joined, n_hidden) in _attention_modules(backbone):
@@ -55,7 +55,7 @@ def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def head_projections(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return features in and out, and heads, of the output projections of attention, by path."""
+    """Return input and output features, and heads, of attention's output projections, by path."""
     return {
         f"{path}.{output}" if path else output: (*features, features[0] // size)
         for path, _, size, output, features in _attention_modules(backbone)
@@ -64,27 +64,27 @@ def head_projections(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class AttachmentPoint:
-    """A kind of place for skills; an inventory names its own in ``attachment_point``."""
+    """A type of module that skills attach to; a kind names it in ``attachment_point``."""
 
     noun: str  # in messages
-    layer: type[SkilledLayer]  # takes the place of the module there
-    # All such places of a backbone: features in and out, and what else skills need, by path.
+    layer: type[SkilledLayer]  # replaces the module
+    # Returns the modules of a backbone by path: input and output features, and further sizes.
     find: Callable[[nn.Module], dict[str, tuple[int, ...]]]
-    word: str | None = None  # for these places, if not those of `mttl.skills.targets.members`
-    # Returns the module at a path, which it may have to make one.
+    word: str | None = None  # the only word for targets, instead of those of `members`
+    # Returns the module at a path; it may create one from parts of a layer.
     take: Callable[[nn.Module, str], nn.Module] = nn.Module.get_submodule
-    prepare: Callable[[nn.Module], None] | None = None  # what else the backbone needs then
+    prepare: Callable[[nn.Module], None] | None = None  # changes the backbone afterwards
 
     def words(self, backbone: nn.Module, paths: Collection[str]) -> Mapping[str, Collection[str]]:
-        """Return the words for targets, and which of the paths each stands for."""
+        """Return the words for targets, and the paths that each word selects."""
         return members(backbone, paths) if self.word is None else {self.word: paths}
 
 
-# From the inside out: a block whose layers have skills may have skills itself.
+# From the inside out, since a block with skilled layers may have skills itself.
 ATTACHMENT_POINTS = {
     "linear": AttachmentPoint("linear layer", SkilledLinear, linear_places),
     "norm": AttachmentPoint("norm", SkilledNorm, norm_places, "norms"),
-    # These tell the number of heads, too.
+    # These also give the number of heads.
     "head": AttachmentPoint("output projection", SkilledLinear, head_projections),
     "attention": AttachmentPoint("attention module", SkilledAttention, attention_places),
     "block": AttachmentPoint("block", SkilledBlock, block_places, take=separate),

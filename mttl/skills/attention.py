@@ -1,4 +1,4 @@
-"""Frozen skills under attention: an inventory that chooses by token rather than by task."""
+"""AdapterFusion: attention that weighs frozen skills at every token."""
 
 import math
 from collections.abc import Sequence
@@ -14,24 +14,23 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class FusionAttention(nn.Module):
-    r"""Weighs the outputs of K low-rank skills by attention, in one layer.
+    r"""Attention over the outputs of K low-rank skills of one layer.
 
     With h the query's features at a token and :math:`z_k = s B_k A_k^\top x` the output of skill k,
 
     .. math:: a_k = \mathrm{softmax}_k\big((Q h + b)^\top K z_k\big), \qquad
               y' = y + V \sum_k a_k z_k .
 
-    V starts as the identity, and what is stored is its difference from it. As skills are low-rank,
-    :math:`K z_k = (s K B_k) (A_k^\top x)`: the outputs :math:`z_k` themselves are never built. Of
-    adapters :math:`A_k^\top x` are the hidden units. A bias of the keys would add the same to all
-    scores and cancel.
+    V starts as the identity; the parameter is its difference from it. Since skills are low-rank,
+    :math:`K z_k = (s K B_k) (A_k^\top x)` avoids computing the outputs :math:`z_k`. For adapters
+    :math:`A_k^\top x` are the hidden units. A bias of the keys would cancel in the softmax.
 
     References:
         Pfeiffer, Kamath, Rücklé, Cho and Gurevych, *AdapterFusion: Non-Destructive Task Composition
         for Transfer Learning*, EACL 2021, arXiv:2005.00247.
     """
 
-    role = "token_router"  # layers like others, at the skills' rate; no table of logits
+    role = "token_router"  # trained at the skills' rate, not at that of routing logits
 
     def __init__(
         self, query_features: int, out_features: int, *, key_size: int, value: bool
@@ -54,7 +53,7 @@ class FusionAttention(nn.Module):
             nn.init.zeros_(self.value_change)
 
     def directions(self, up: Float[Tensor, "K O r"]) -> Float[Tensor, "K r D"]:
-        """Return the keys of every skill's ranks: what a forward pass needs of B and the keys."""
+        """Return the keys of every skill's ranks: the product of B and the key projection."""
         return up.mT @ self.key.t().to(up.dtype)
 
     def forward(
@@ -73,21 +72,18 @@ class FusionAttention(nn.Module):
 
 
 class AttendedInventory(Inventory):
-    r"""Skills whose outputs attention weighs at every token: AdapterFusion.
+    r"""Frozen skills whose outputs are weighed by attention at every token (AdapterFusion).
 
     .. math:: y' = y + V \sum_k \mathrm{softmax}_k\big((Q h + b)^\top K z_k\big) z_k
 
-    with :math:`z_k` the output of skill k, as in `FusionAttention`.
-
-    The skills stay as they are; only the attention is trained. It takes the router's place, so the
-    mixing weights do not enter, and has the role of a router of tokens: it learns at the skills'
-    rate, not at the fast rate of routing logits.
+    with :math:`z_k` the output of skill k, as in `FusionAttention`. Only the attention is trained,
+    at the skills' learning rate. It replaces the router: mixing weights have no effect.
 
     Args:
-        skills: The trained skills, low-rank ones or adapters; they are frozen.
-        query: What h is: ``"output"``, what the base layer made of a token, or ``"input"``.
+        skills: Trained skills, low-rank or adapters; they are frozen.
+        query: Features h of the query: the base layer's ``"output"`` or ``"input"``.
         key_size: Size D of queries and keys; O by default, as published.
-        value: Transform the mixture by V; otherwise V stays the identity.
+        value: Whether V transforms the mixture; otherwise V stays the identity.
         value_penalty: Weight in the loss of the squared distance of V from the identity.
 
     References:
@@ -95,7 +91,7 @@ class AttendedInventory(Inventory):
     """
 
     cut_by_heads = ()
-    no_weight = "attention chooses skills by token, so that no weight stands for those of a task"
+    no_weight = "attention chooses skills by token, so a task has no fixed change of the weight"
 
     def __init__(
         self,
@@ -122,7 +118,7 @@ class AttendedInventory(Inventory):
         self.attention.reset_parameters()
 
     def merge(self, weights: Weights) -> Merged:
-        """Return the keys of the skills, which depend on neither examples nor ``weights``."""
+        """Return the keys of the skills, which do not depend on ``weights``."""
         return (self.attention.directions(self.skills.last_product()),)
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
@@ -143,7 +139,7 @@ class AttendedInventory(Inventory):
         merged: Merged,
         segments: Sequence[int],
     ) -> Float[Tensor, "N O"]:
-        """Add the attended outputs, for which it does not matter whose token one is."""
+        """Add the attended outputs, which do not depend on the examples of the tokens."""
         return self.combine(x[None], y[None], merged)[0]
 
     def penalties(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Skills behind a gate: every token says how much of their change it takes."""
+"""Gated skills: a learned gate scales their change at every token."""
 
 from typing import Any
 
@@ -15,23 +15,23 @@ from mttl.skills.skilled_layer import open_gates
 class GatedInventory(Inventory):
     r"""Skills whose change is multiplied by a learned gate: :math:`y + g(x)\,(y' - y)`.
 
-    :math:`g(x) = \sigma(v^\top x + c)` reads the layer's input at the same token, :math:`y'` is
-    what the skills make of the output y. A skill has a gate of its own, :math:`v_k` and
-    :math:`c_k`, which are averaged by the mixing weights; it starts half open.
+    :math:`g(x) = \sigma(v^\top x + c)` reads the layer's input at the same token; :math:`y'` is
+    the output y as the skills change it. Each skill has its gate, :math:`v_k` and :math:`c_k`,
+    which are averaged by the mixing weights and start half open.
 
-    A prefix changes the output of every head of an attention, in front of its last projection:
+    A prefix changes the output of every attention head before the output projection:
     :math:`\mathrm{Attn}(q, K, V) + g(h) \tanh(\sum_k w_k g_k)\,
-    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`, h being the hidden state of the token that asks.
-    It needs a softmax of its own, as it has where it is ``gated``.
+    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`, with h the hidden state of the query's token. It
+    must have a separate softmax (``gated``).
 
-    UniPELT's code takes the mean of g over the tokens of an example. Here every token has its own,
-    so that it depends on no later ones, and generation with a cache is that without.
+    UniPELT's code averages g over the tokens of an example. Here every token has its own value, so
+    that it does not depend on later tokens, and generation can use a cache.
 
     Args:
         skills: Skills that change a layer's output, or gated prefixes.
 
     Raises:
-        ValueError: If they act elsewhere, or share the softmax of a text.
+        ValueError: If the skills act elsewhere, or are prefixes without a separate softmax.
 
     References:
         Mao, Mathias, Hou, Almahairi, Ma, Han, Yih and Khabsa, *UniPELT: A Unified Framework for
@@ -40,7 +40,7 @@ class GatedInventory(Inventory):
 
     undecayed = ("bias",)
     cut_by_heads = ()
-    no_weight = "a gate changes with every token, which no weight does"
+    no_weight = "a gate depends on the token, and a weight does not"
 
     def __init__(self, skills: Inventory) -> None:
         sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads
@@ -49,8 +49,8 @@ class GatedInventory(Inventory):
         adds = skills.attachment_point in ("linear", "block") and not skills.reads_weight
         if not (skills.gated if isinstance(skills, PrefixInventory) else adds):
             raise ValueError(
-                f"gate must be false for {type(skills).__name__}; kinds that add to an output "
-                "(lora, adapter, krona …) take a gate, and prefixes with gated: true"
+                f"gate must be false for {type(skills).__name__}; gates are for kinds that add to "
+                "an output (lora, adapter, krona …), and for prefixes with gated: true"
             )
         self.skills = skills
         self.weight = nn.Parameter(torch.zeros(skills.n_skills, skills.gate_features))
@@ -75,7 +75,7 @@ class GatedInventory(Inventory):
         return *self.skills.merge(weights), *gate
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
-        """Go from the base output towards that with skills, as far as the gate lets."""
+        """Interpolate between the base output and the output with skills by the gate."""
         *skills, weight, bias = merged
         changed = self.skills.combine(x, y, tuple(skills))
         opened = open_gates(x, weight, bias)

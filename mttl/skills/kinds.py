@@ -1,4 +1,4 @@
-"""The kinds of skills by name."""
+"""The registry of kinds of skills by name."""
 
 from pkgutil import resolve_name
 
@@ -11,7 +11,7 @@ KINDS: dict[str, type[Inventory]] = {
 
 
 def kind_for(use: str, kind: str) -> type[Inventory]:
-    """Return the class of a kind; ValueError if it is unknown or does not have the use."""
+    """Return the class of a kind; ValueError if it is unknown or lacks the use."""
     fit = [name for name, known in KINDS.items() if use in known.uses]
     if kind not in fit:
         raise ValueError(f"kind ('{kind}') cannot be {USES[use]}; choose one of {', '.join(fit)}")

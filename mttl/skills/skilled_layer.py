@@ -1,4 +1,4 @@
-"""A part of the backbone that has skills, wherever it sits: the base of all skilled layers."""
+"""Skilled layers: modules of a backbone together with their inventories of skills."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,18 +14,18 @@ from mttl.skills.inventory import Inventory, Merged
 
 
 class SkilledLayer(nn.Module):
-    """Takes the place of a module of the backbone, and adds its inventory of skills.
+    """A replacement of a backbone's module that adds an inventory of skills.
 
-    A class per attachment point says in ``forward`` what the skills read and where they act.
+    Each attachment point has a subclass, whose ``forward`` applies the skills.
 
     Args:
-        base: The module.
-        inventory: Its skills.
-        slot: Where the routing of a forward pass is found; shared by all layers of a model.
-        group: The routed group whose mixing weights this layer reads.
+        base: Module that is replaced.
+        inventory: Skills of the module.
+        slot: Slot with the routing of a forward pass; shared by all layers of a model.
+        group: Routed group whose mixing weights this layer reads.
 
     Raises:
-        ValueError: If the kind of skill cannot be mixed by task. ``forward`` raises one if its rows
+        ValueError: If the kind of skill cannot be mixed by task. ``forward`` raises it if its rows
             do not fit the examples of the routing, and RuntimeError if no routing is in use.
     """
 
@@ -37,16 +37,12 @@ class SkilledLayer(nn.Module):
         self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
 
     def merge(self, *, packed: bool = True) -> tuple[Routing, Merged]:
-        """Return the routing of this pass, and the skills merged by it.
-
-        Raises:
-            ValueError: If a row has several examples, and skills cannot be ``packed``.
-        """
+        """Return the routing of this pass, and the skills merged by it."""
         routing = self.slot.current
         if routing.segments and not packed:
             raise ValueError(
-                "what stands in front of several examples cannot be separated in a packed "
-                "sequence; leave data.packed_length out"
+                "prompts and prefixes cannot be used with packed sequences; leave "
+                "data.packed_length out"
             )
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
         if self.training:
@@ -54,9 +50,9 @@ class SkilledLayer(nn.Module):
         return routing, merged
 
     def changed(self, x: Tensor, y: Tensor, routing: Routing, merged: Merged) -> Tensor:
-        """Return the output of the base with skills, from what these read and what it made.
+        """Return the output with skills from input and output of the base.
 
-        ``x`` has the shape (R, …, I) and ``y`` (R, …, O), rows of one example side by side.
+        ``x`` has the shape (R, …, I) and ``y`` (R, …, O); rows of an example are adjacent.
         """
         if routing.segments:
             tokens = routing.tokens(x), routing.tokens(y)
@@ -70,21 +66,21 @@ class SkilledLayer(nn.Module):
 
 
 def hidden_states(given: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
-    """Return what a part of the backbone reads: its first argument, or the one of that name."""
+    """Return the hidden states among a module's arguments: the first one, or the named one."""
     return given[0] if given else named["hidden_states"]
 
 
 def open_gates(
     x: Float[Tensor, "B L I"], weight: Float[Tensor, "B I"], bias: Float[Tensor, "B 1"]
 ) -> Float[Tensor, "B L 1"]:
-    """Return how far the gate of each example is open at its tokens, from 0 to 1."""
+    """Return the gate of each example at its tokens, from 0 (shut) to 1 (open)."""
     dtype = active_dtype(x)
     weight, bias = weight.to(dtype).unsqueeze(2), bias.to(dtype).unsqueeze(1)
     return torch.baddbmm(bias, x.to(dtype), weight).sigmoid()
 
 
 class SkilledLinear(SkilledLayer):
-    """A layer that maps I features to O; ValueError if skills read a weight and it has none."""
+    """A linear layer with skills; ValueError if skills read a weight of another kind of layer."""
 
     def __init__(
         self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
@@ -92,13 +88,13 @@ class SkilledLinear(SkilledLayer):
         super().__init__(base, inventory, slot, group)
         if inventory.reads_weight and not isinstance(base, nn.Linear):
             raise ValueError(
-                f"{type(inventory).__name__} reads the weight of an nn.Linear, and cannot be on a "
-                f"{type(base).__name__}; choose targets that are, or a kind that reads none (lora)"
+                f"{type(inventory).__name__} needs an nn.Linear and cannot be used on a "
+                f"{type(base).__name__}; choose other targets, or another kind of skill (lora)"
             )
 
     @property
     def weight(self) -> Tensor:
-        """The base layer's weight: backbones look at its dtype."""
+        """The base layer's weight, whose dtype backbones read."""
         return self.base.weight  # type: ignore[return-value]
 
     @property
@@ -124,14 +120,14 @@ RMS_NORMS = ("T5LayerNorm", "TransformersLayerNorm", "RMSNorm")  # ends of names
 
 
 class SkilledNorm(SkilledLinear):
-    """A norm, whose gain and bias are a linear layer feature by feature."""
+    """A norm with skills that change its gain and bias."""
 
     def forward(self, x: Float[Tensor, "R *positions D"]) -> Float[Tensor, "R *positions D"]:
         return self.changed(normalised(self.base, x), self.base(x), *self.merge())
 
 
 def norm_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return features in and out, and whether there is a bias, of norms with gains, by path.
+    """Return input and output features, and whether there is a bias, of norms with gains, by path.
 
     Norms are layer norms of PyTorch, and root-mean-square norms of PyTorch and transformers.
     """
@@ -145,7 +141,7 @@ def norm_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def normalised(norm: nn.Module, x: Float[Tensor, "*rest D"]) -> Float[Tensor, "*rest D"]:
-    """Return what a norm multiplies by its gain, in single precision at least."""
+    """Return the normalised input before the gain, in at least single precision."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if isinstance(norm, nn.LayerNorm):
         return nn.functional.layer_norm(x, x.shape[-1:], eps=norm.eps)
@@ -154,11 +150,10 @@ def normalised(norm: nn.Module, x: Float[Tensor, "*rest D"]) -> Float[Tensor, "*
 
 
 class SkilledBlock(SkilledLayer):
-    """An attention or feed-forward block.
+    """An attention or feed-forward block with skills.
 
-    Skills read the hidden states that the block reads, its first argument, or what it makes of
-    them, its first output. Whatever else goes in or comes out (masks, caches, attention) passes,
-    and the block's attributes are found here too.
+    Skills read the block's hidden states, its first argument, or its first output. Other arguments
+    and outputs (masks, caches, attention) pass unchanged, and attributes are those of the block.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +164,7 @@ class SkilledBlock(SkilledLayer):
         return (changed, *outputs[1:]) if isinstance(outputs, tuple) else changed
 
     def __getattr__(self, name: str) -> Any:
-        """Find what the layer itself does not have in its block: backbones look at it."""
+        """Return attributes of the block, which backbones read."""
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -1,4 +1,4 @@
-"""A backbone, its skills and their router: one module that takes task ids beside the inputs."""
+"""The model: a backbone with skills and a router, called with task ids and inputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +16,15 @@ from mttl.skills.skilled_layer import SkilledLayer
 
 
 class SkilledModel(nn.Module):
-    """Computes the routing once per forward pass and runs the backbone inside it.
+    """A backbone that runs with the skills of each example's task.
+
+    The routing is computed once per forward pass.
 
     Args:
-        backbone: A model with skilled layers (see `attach_skills`), or layers that route tokens
-            (see `mttl.moe.attach_experts`), or both.
-        router: Gives the mixing weights of all its groups; of none where only tokens are routed.
-        slot: The slot its layers read.
+        backbone: Model with skilled layers (see `attach_skills`), layers that route tokens (see
+            `mttl.moe.attach_experts`), or both.
+        router: Router of all groups; it has no groups if only tokens are routed.
+        slot: Slot that the layers read.
 
     Raises:
         ValueError: If the backbone has no such layer, a layer reads another slot or a group that
@@ -35,12 +37,12 @@ class SkilledModel(nn.Module):
         layers, token_layers = self.skilled_layers(), self.token_layers()
         if not layers and not token_layers:
             raise ValueError(
-                "the backbone has no skilled layer; call attach_skills or attach_experts first"
+                "the backbone has no layer with skills; call attach_skills or attach_experts first"
             )
         for name, layer in (layers | token_layers).items():
             _check_layer(name, layer, router, slot)
         self.routes_tokens = bool(token_layers)
-        # OPT's feed-forward layers get the tokens of all rows in one list.
+        # OPT's feed-forward layers receive the tokens of all rows in one list.
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
         if lists or any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
@@ -54,7 +56,7 @@ class SkilledModel(nn.Module):
         }
 
     def skill_facts(self) -> dict[str, Tensor]:
-        """Return the facts of the inventories (`Inventory.facts`), means over layers."""
+        """Return the statistics of the inventories (`Inventory.facts`), as means over layers."""
         found: dict[str, list[Tensor]] = {}
         for layer in self.skilled_layers().values():
             for name, value in layer.inventory.facts().items():
@@ -66,11 +68,11 @@ class SkilledModel(nn.Module):
         return {
             name: module
             for name, module in self.backbone.named_modules()
-            if isinstance(module._modules.get("router"), TokenRouter)  # not one that a block lends
+            if isinstance(module._modules.get("router"), TokenRouter)  # not by `__getattr__`
         }
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
-        """Run the backbone with the skills of each example's task; return what it returns.
+        """Return the output of the backbone with the skills of each example's task.
 
         Raises:
             ValueError: If the ids are on the CPU and one is out of range.
@@ -86,19 +88,19 @@ class SkilledModel(nn.Module):
         expansion: int = 1,
         reuse_merged: bool = False,
     ) -> Routing:
-        """Ask the router for the routing of a batch.
+        """Return the routing of a batch.
 
-        Where all rows are of one task and nothing is drawn, one example stands for them all.
+        If all rows have the same task and nothing is sampled, one example represents them all.
 
         Args:
-            task_ids: One task per example.
-            inputs: What the backbone is called with: masks and labels tell layers that route tokens
-                what is padding (by default nothing is), and routers that see prompts, their ends.
-                ``segments`` has the tokens of each example where a row holds several.
-            expansion: See `Routing`.
-            reuse_merged: See `Routing`.
+            task_ids: Task of every example.
+            inputs: Arguments of the backbone. Masks and labels determine padding for layers that
+                route tokens, and the ends of prompts for routers that read them; ``segments`` has
+                the number of tokens of each example if rows are packed.
+            expansion: Rows per example in generation; see `Routing`.
+            reuse_merged: Whether layers cache their merged skills; see `Routing`.
         """
-        if task_ids.device.type == "cpu":  # on an accelerator, reading them would stall it
+        if task_ids.device.type == "cpu":  # on an accelerator, reading them would synchronise
             check_task_ids(task_ids, self.router.n_tasks)
         masks, n_rows = None, 1
         segments = () if inputs is None else inputs.get("segments", ())
@@ -107,11 +109,11 @@ class SkilledModel(nn.Module):
         prompts = None
         if "prompts" in self.router.seen:
             prompts = pooled_prompts(self.backbone, inputs)
-        # Generation runs so long that reading the ids once costs nothing on an accelerator, too.
+        # In generation, the cost of reading the ids once is negligible on an accelerator, too.
         readable = reuse_merged or task_ids.device.type == "cpu"
         drawn = self.router.draws and self.router.training
-        # Routers of tokens may look at what belongs to one example, and some of tasks at prompts.
-        # It would be recompiled for one example.
+        # Token routers and routers that read prompts depend on the example, and a compiled
+        # backbone would be recompiled for a single example.
         compiled = self.backbone._compiled_call_impl is not None
         equal = not (drawn or self.routes_tokens or prompts is not None or compiled)
         if readable and equal and len(task_ids) > 1 and bool((task_ids == task_ids[0]).all()):
@@ -129,10 +131,10 @@ class SkilledModel(nn.Module):
 
     @torch.no_grad()
     def generate(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
-        """Generate with the backbone; skills are merged once per call, not once per token.
+        """Return the output of the backbone's ``generate``; skills are merged once per call.
 
-        Call ``eval()`` first: in training mode the router draws its noise here too, once per call,
-        and dropout is on. Inputs are what the backbone's ``generate`` takes.
+        Call ``eval()`` first: in training mode the router samples once per call, and dropout is on.
+        Inputs are the arguments of the backbone's ``generate``.
         """
         settings: Any = inputs.get("generation_config") or self.backbone.generation_config
         n_beams, n_returned = (
@@ -159,7 +161,7 @@ class SkilledModel(nn.Module):
             return self.backbone.generate(**inputs)  # type: ignore[operator]
 
     def _note_ids(self) -> None:
-        """Let the routing know which ids each stack reads, also while text is generated."""
+        """Record the ids that each stack reads in the routing, also in generation."""
         backbone: Any = self.backbone
         if has_encoder(backbone):
             stacks = {("encoder",): backbone.get_encoder(), ("decoder",): backbone.get_decoder()}
@@ -169,21 +171,21 @@ class SkilledModel(nn.Module):
             module.register_forward_pre_hook(NotedIds(self.slot, names), with_kwargs=True)
 
     def enable_gradient_checkpointing(self) -> None:
-        """Trade time for memory: recompute activations in the backward pass, routing included."""
+        """Recompute activations in the backward pass, with the same routing, to save memory."""
         settings = {"use_reentrant": False, "context_fn": self.slot.checkpoint_contexts}
-        # transformers 5 renames the method; both names exist until 6.
+        # The method has a new name in transformers 5; both names exist until 6.
         enable = getattr(self.backbone, "activation_checkpointing_enable", None)
         enable = enable or self.backbone.gradient_checkpointing_enable
         enable(settings)  # type: ignore[operator]
 
 
 def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
-    """Refuse a layer that reads another slot, or weights that the router cannot give."""
+    """Raise ValueError if slot, group, skills or heads of a layer do not fit the router."""
     if layer.slot is not slot:
-        raise ValueError(f"'{name}' reads another routing slot than the model's")
+        raise ValueError(f"'{name}' has another routing slot than the model")
     if layer.group is not None and layer.group >= router.n_groups:
         raise ValueError(
-            f"'{name}' reads group {layer.group}, but the router has {router.n_groups} groups"
+            f"'{name}' has the group {layer.group}, but the router has {router.n_groups} groups"
         )
     found = router.n_skills, router.n_heads
     if isinstance(layer, SkilledLayer):
@@ -192,13 +194,13 @@ def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -
         wanted = found if layer.group is None else (layer.router.n_experts, 1)
     if found != wanted:
         raise ValueError(
-            f"'{name}' has {wanted[0]} skills or experts and {wanted[1]} heads, "
-            f"the router {found[0]} and {found[1]}; they must be equal"
+            f"'{name}' has {wanted[0]} skills or experts and {wanted[1]} heads, but the router has "
+            f"{found[0]} and {found[1]}; they must be equal"
         )
 
 
 class NotedIds:
-    """A hook that notes which ids a stack reads; no function, so that a copy has its own slot."""
+    """A hook that records the ids a stack reads; an object, so that copies have their own slot."""
 
     def __init__(self, slot: RoutingSlot, stacks: tuple[str, ...]) -> None:
         self.slot, self.stacks = slot, stacks
@@ -211,10 +213,10 @@ class NotedIds:
 
 
 class FinishedRows:
-    """A stopping criterion that notes which rows have ended while text is generated; stops nothing.
+    """A stopping criterion that records which rows have ended in generation, and stops none.
 
-    A row that has ended goes on as padding until the last one has, beside the tokens of the others.
-    (Beams never do: only those that have not ended are continued.)
+    Ended rows continue as padding until all have ended, so token routers must mask them. (Beam
+    search continues only beams that have not ended.)
     """
 
     def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:
@@ -225,7 +227,7 @@ class FinishedRows:
     def __call__(
         self, input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any
     ) -> Bool[Tensor, "R"]:
-        """Return that no row stops."""
+        """Return False for every row."""
         generated = input_ids[:, self.start :]
         ended = torch.isin(generated, generated.new_tensor(self.ends)).any(dim=1)
         self.masks.finished = ended
@@ -247,12 +249,11 @@ def pooled_text(
 def pooled_prompts(backbone: nn.Module, inputs: Mapping[str, Any] | None) -> Float[Tensor, "B D"]:
     """Return the mean of the input embeddings of each prompt; ValueError without input ids.
 
-    Where a decoder-only model reads prompt and answer in one sequence, ``labels`` tell them apart:
-    they are -100 on the prompt.
+    In a decoder-only model, the prompt is the part of the sequence whose ``labels`` are -100.
     """
     ids = inputs.get("input_ids") if inputs is not None else None
     if inputs is None or ids is None:
-        raise ValueError("the router sees prompts, and there are none: give input_ids")
+        raise ValueError("this router reads prompts: pass input_ids")
     attention, labels = inputs.get("attention_mask"), inputs.get("labels")
     mask = torch.ones_like(ids, dtype=torch.bool) if attention is None else attention.bool()
     if labels is not None and not has_encoder(backbone):

@@ -1,4 +1,4 @@
-"""Which layers of a backbone are meant: by word or pattern, by block, by stack."""
+"""Selection of a backbone's layers by word or pattern, and their blocks, stacks and roles."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -14,12 +14,12 @@ GRANULARITIES = ("model", "stack", "block", "layer", "linear")
 
 
 def linear_features(module: nn.Module) -> tuple[int, int] | None:
-    """Return the features in and out of a linear layer, or None for any other module."""
+    """Return input and output features of a linear layer, or None for any other module."""
     if isinstance(module, SkilledLinear):
         module = module.base
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    # GPT-2 keeps its linear layers transposed, in a class of transformers' own.
+    # GPT-2's linear layers have a transposed weight and a class of transformers.
     if type(module).__name__ == "Conv1D" and getattr(module, "nf", None) is not None:
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
         return weight.shape[0], weight.shape[1]
@@ -30,7 +30,7 @@ def linear_features(module: nn.Module) -> tuple[int, int] | None:
 
 
 def linear_places(backbone: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return the linear layers, with skills or without, by path; what is inside them is not one."""
+    """Return input and output features of the outermost linear layers by path."""
     found: dict[str, tuple[int, int]] = {}
     skilled: list[str] = []
     for path, module in backbone.named_modules():
@@ -68,12 +68,16 @@ def choose_layers(
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone.
 
-    Places have features in and out by path, and blocks are paths; targets are ``words``, each for
-    some paths, and patterns, as for `mttl.skills.attach_skills`. Of ``unknown`` layers, classes by
-    path, the features cannot be read. The ``noun`` is what a layer is called in messages.
+    Args:
+        places: Sizes of the candidate layers by path.
+        targets: Words and patterns, as for `mttl.skills.attach_skills`.
+        blocks: Paths of the backbone's blocks.
+        unknown: Classes, by path, of layers whose features cannot be read.
+        words: Paths of each word for targets.
+        noun: Name of a layer in messages.
 
     Raises:
-        ValueError: If there is no target, or one matches no layer, or one of an unknown class.
+        ValueError: If there is no target, or one matches no layer or an unknown one.
     """
     unknown = unknown or {}
     if not targets:
@@ -82,7 +86,7 @@ def choose_layers(
     paths = {*places, *unknown}
     for target in targets:
         if target == "all":
-            # The output head stands outside the blocks and stays as it is.
+            # The output head is outside the blocks and does not change.
             found = {path for path in paths if not blocks or inside_block(path, blocks)}
         elif target in words:
             found = paths & {*words[target]}
@@ -90,28 +94,28 @@ def choose_layers(
             found = {path for path in paths if _matches(path, target)}
         for path in sorted(found & unknown.keys()):
             raise ValueError(
-                f"the target '{target}' matches '{path}', a {unknown[path]}, which does not tell "
-                "how many features it reads and returns (in_features, out_features). Name other "
-                "targets, or load a backbone in floating point, or with backbone.quantize"
+                f"the target '{target}' matches '{path}', a {unknown[path]} without in_features "
+                "and out_features. Choose other targets, load the backbone in floating point, or "
+                "set backbone.quantize"
             )
         if not places:
             raise ValueError(
-                f"the target '{target}' matches no {noun}: this backbone has none; take a kind of "
-                "skill for its linear layers (lora, ia3, krona, bitfit …)"
+                f"the target '{target}' matches no {noun}: this backbone has none; use a kind of "
+                "skill for linear layers (lora, ia3, krona, bitfit …)"
             )
         if not found:
             names = sorted({path.rpartition(".")[2] for path in places})
             known = [word for word in (*names, *words, "all") if word != target]
             raise ValueError(
                 f"the target '{target}' matches no {noun} of this backbone."
-                f"{nearest(target, known)} Its {noun}s end in: {', '.join(names)}"
+                f"{nearest(target, known)} Names of its {noun}s: {', '.join(names)}"
             )
         matched |= found
     return [path for path in places if path in matched]
 
 
 def _matches(path: str, pattern: str) -> bool:
-    path = re.sub(r"\.base(?=\.|$)", "", path)  # inside what took the place of a block
+    path = re.sub(r"\.base(?=\.|$)", "", path)  # inside a block with skills
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
 
 
@@ -132,10 +136,10 @@ def group_name(path: str, granularity: str, blocks: list[str]) -> str:
     return parent if granularity == "layer" else path
 
 
-# Ends of names of classes and attributes, as transformers and those like it call modules. Those of
-# linear layers differ by model, and are not looked at.
+# Ends of names of classes and attributes in transformers and similar libraries. Names of linear
+# layers differ by model and are not used.
 _ROLES = {
-    # Norms with linear layers inside; what chooses, or sees chosen tokens only.
+    # Norms with linear layers inside, routers, and experts that process chosen tokens only.
     "neither": re.compile(r"(norm|router|gating|gate|indexer|(?<!shared_)experts)$", re.I),
     "attention": re.compile(r"(attention|attn)\d*(block)?$", re.I),
     "mlp": re.compile(r"(mlp|ffn|feed_?forward|moe|experts?|actdense)(block)?$", re.I),
@@ -144,11 +148,11 @@ _CROSS = re.compile(r"cross_?att|encdecatt|encoder_att", re.I)
 
 
 def roles(backbone: nn.Module) -> dict[str, str]:
-    """Return by path which of ``"attention"`` and ``"mlp"`` modules are in, or ``"neither"``.
+    """Return the role of modules by path: ``"attention"``, ``"mlp"`` or ``"neither"``.
 
-    In a block with attention and no module for its feed-forward network, as BART's and BERT's, this
-    is what stands beside attention. Routers, and experts that see chosen tokens only, are neither.
-    What is outside the blocks has no role.
+    In a block without a module for its feed-forward network, as BART's and BERT's, the siblings of
+    attention are ``"mlp"``. Routers, and experts that process chosen tokens only, are
+    ``"neither"``. Modules outside the blocks have no role.
     """
     blocks = block_paths(backbone)
     found: dict[str, str] = {}
@@ -171,7 +175,7 @@ def roles(backbone: nn.Module) -> dict[str, str]:
 
 
 def members(backbone: nn.Module, paths: Collection[str]) -> dict[str, list[str]]:
-    """Return what each word for targets stands for."""
+    """Return the paths of each word for targets."""
     found: dict[str, list[str]] = {}
     known = roles(backbone)
     for path in paths:
@@ -183,7 +187,7 @@ def members(backbone: nn.Module, paths: Collection[str]) -> dict[str, list[str]]
 
 
 def is_cross(path: str) -> bool:
-    """Return whether attention at a path reads the states of an encoder."""
+    """Return whether a path is that of cross-attention."""
     return _CROSS.search(path) is not None
 
 

@@ -1,1 +1,1 @@
-"""Sparse skills alone: chosen entries of any model, trained, stored and added."""
+"""Sparse fine-tuning of any model: training, files and composition of sparse skills."""

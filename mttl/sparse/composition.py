@@ -1,10 +1,9 @@
-r"""Sparse skills are added to a network and removed again, bit for bit.
+r"""Addition and bit-exact removal of sparse skills.
 
-:math:`\theta = \theta_0 + \sum_j w_j \phi_j`. To subtract what was added would leave rounding
-errors behind; so the weights that skills touch are remembered as they were (as many as there are
-entries in the skills, not in the network), every composition is computed from these, and where no
-skill is left they are put back. The sum is in double precision and in the order of the skills'
-names, so that the order of application does not matter.
+:math:`\theta = \theta_0 + \sum_j w_j \phi_j`. The original weights at the skills' entries are
+stored, every composition is computed from them, and removal restores them without rounding errors.
+The sum is in double precision and in the order of the skills' names, so that the order of
+application does not matter.
 """
 
 import math
@@ -19,9 +18,9 @@ MOST_SHOWN = 10
 
 
 class SparseComposition:
-    """A network, given without skills and changed in place, with the sparse skills that are on it.
+    """The sparse skills of a network, which is given without skills and changed in place.
 
-    While skills are on it, nothing else may change the weights at their supports.
+    Other code must not change the weights at the supports of applied skills.
 
     References:
         Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual
@@ -31,20 +30,20 @@ class SparseComposition:
     def __init__(self, model: nn.Module) -> None:
         self._tensors = {name: value.detach() for name, value in model.named_parameters()}
         self._skills: dict[str, tuple[float, SparseSkill]] = {}
-        self._remembered: dict[str, tuple[Tensor, Tensor]] = {}  # before any skill
+        self._remembered: dict[str, tuple[Tensor, Tensor]] = {}  # original weights
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the skills that are on the network, sorted."""
+        """The sorted names of the applied skills."""
         return tuple(sorted(self._skills))
 
     def apply(self, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
-        """Put a skill on the network.
+        """Add a skill to the network.
 
         Raises:
-            ConfigError: If a skill of that name is on the network, or the weight is not finite.
-            CheckpointError: If the skill was made for another network; the message lists what
-                differs, and nothing is changed.
+            ConfigError: If a skill of that name is applied already, or the weight is not finite.
+            CheckpointError: If the skill was made for another network; the message lists the
+                differences, and the network does not change.
         """
         self._check(name, skill, weight)
         self._skills[name] = (weight, skill)
@@ -52,25 +51,25 @@ class SparseComposition:
             self._write(tensor)
 
     def remove(self, name: str) -> None:
-        """Take a skill off; where no other is left, the weights are as before, bit for bit."""
+        """Remove a skill; without skills, the weights are bit-identical to the originals."""
         self._require(name)
         for tensor in self._skills.pop(name)[1].changes:
             self._write(tensor)
 
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
-        """Put a skill in the place of another, which stays where `apply` raises an error."""
+        """Replace a skill by another; after an error of `apply` the old one stays."""
         self._require(old)
         self._check(name, skill, weight, instead=old)
         self.remove(old)
         self.apply(name, skill, weight=weight)
 
     def clear(self) -> None:
-        """Take all skills off."""
+        """Remove all skills."""
         for name in self.names:
             self.remove(name)
 
     def originals(self, name: str, indices: Tensor, values: Tensor) -> Tensor:
-        """Return weights of a tensor as they are without skills."""
+        """Return original weights of a tensor at some indices, given the current values."""
         if name not in self._remembered or not len(known := self._remembered[name][0]):
             return values
         place = torch.searchsorted(known, indices).clamp(max=len(known) - 1)
@@ -83,20 +82,20 @@ class SparseComposition:
 
     def _require(self, name: str) -> None:
         if name not in self._skills:
-            raise ValueError(f"no skill '{name}' is on the network.{nearest(name, self._skills)}")
+            raise ValueError(f"no skill '{name}' is applied.{nearest(name, self._skills)}")
 
     def _check(
         self, name: str, skill: SparseSkill, weight: float, instead: str | None = None
     ) -> None:
         if name in self._skills and name != instead:
-            raise ConfigError(f"a skill '{name}' is on the network already; name each once")
+            raise ConfigError(f"a skill '{name}' is applied already; use each name once")
         if not math.isfinite(weight):
             raise ConfigError(f"the weight of skill '{name}' ({weight}) must be a finite number")
         others = [key for key, (_, own) in self._skills.items() if own.masks and key != instead]
         if skill.masks and others:
             raise CheckpointError(
-                f"the skill '{name}' sets weights to 0, and so does '{others[0]}': two such skills "
-                "cannot be added. Take the other off first, or learn one of them with --form added"
+                f"the skills '{name}' and '{others[0]}' both set weights to 0, and cannot be "
+                "combined. Remove the other one first, or train one of them with --form added"
             )
         problems = []
         for tensor, change in skill.changes.items():
@@ -117,7 +116,7 @@ class SparseComposition:
 
     @torch.no_grad()
     def _write(self, name: str) -> None:
-        """Put back what was there, remember what the present skills touch, and add them up."""
+        """Restore the original weights, store those at the skills' entries, and add the skills."""
         tensor = self._tensors[name]
         parts = [
             (weight, skill.changes[name])

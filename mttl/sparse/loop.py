@@ -1,4 +1,4 @@
-"""A training loop that Ctrl-C or SIGTERM stops after a step, and that continues from a file."""
+"""The training loop of sparse fine-tuning, which can be stopped and resumed from a file."""
 
 import math
 import os
@@ -17,17 +17,17 @@ from mttl.runtime.progress_bar import counting
 from mttl.runtime.stop_signals import StopRequest, handling
 from mttl.sparse.lottery_ticket import LotteryTicket
 
-ADVICE = "The state of before is kept; lower the learning rate"
+ADVICE = "The earlier state is kept; lower the learning rate"
 
 
 def run_steps(
     work: LotteryTicket, state: Path, settings: dict[str, Any], console: Console, *, save_every: int
 ) -> None:
-    """Take all steps that are left, with a progress bar; the state is kept at the end, too.
+    """Run the remaining steps with a progress bar; the state is saved regularly and at the end.
 
     Raises:
-        StopRequested: After Ctrl-C or SIGTERM; the step was finished and the state saved.
-        DivergedError: If the loss is not finite where the state would be kept.
+        StopRequested: After Ctrl-C or SIGTERM, with the step finished and the state saved.
+        DivergedError: If the loss is not finite when the state is saved.
     """
     notice = "stopping after this step; once more to stop at once"
     request = StopRequest(notice, signal.default_int_handler)
@@ -47,25 +47,25 @@ def run_steps(
 
 
 def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Write a state, whole or not at all; only this program reads it."""
+    """Write a state atomically."""
     content = {"settings": settings, "state": state}
     with atomic_path(path) as temporary:
         torch.save(content, temporary)
 
 
 def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
-    """Return the state to continue from, or None to begin.
+    """Return the state to continue from, or None to start.
 
     Raises:
-        ConfigError: If there is a state and it is not asked for, or it belongs to other settings.
+        ConfigError: If there is a state without ``resume``, or its settings differ.
         CheckpointError: If the file is damaged.
     """
     if not os.path.lexists(path):
         return None
     if not resume:
         raise ConfigError(
-            f"'{path}' is the state of a run that was stopped: continue it with --resume, or "
-            "delete the file to start again"
+            f"'{path}' is the state of a stopped run: continue it with --resume, or delete the "
+            "file to start again"
         )
     content = load_torch(path, "Delete it to start again")
     earlier, state = content["settings"], content["state"]

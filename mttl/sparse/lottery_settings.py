@@ -1,4 +1,4 @@
-"""How a sparse support is found and trained: the numbers of `mttl.sparse.lottery_ticket`."""
+"""The settings of `mttl.sparse.lottery_ticket`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,32 +22,32 @@ CRITERIA = ("change", "magnitude", "movement", "fisher", "random")
 @refusing
 @dataclass(frozen=True, kw_only=True)
 class LotterySettings:
-    """How a support is found and trained; the sentences below are the help of ``mttl sparse``.
+    """Settings of the search and training of a support; also the help texts of ``mttl sparse``.
 
     Args:
         density: Fraction of the maskable entries that are trained.
-        criterion: By which they are chosen.
-        scope: Compare the entries of all tensors, or of each.
-        structure: What is chosen as a whole.
+        criterion: Criterion of the choice of entries.
+        scope: Set of entries that are compared: those of all tensors, or of each.
+        structure: Unit of the choice.
         block: Side of a block.
-        form: Entries outside the support stay (θ0 + φ), or become 0 (θ0 ∘ b + φ).
-        rounds: Turns of the first phase, in which the support narrows by equal factors.
-        schedule: Choose once after a turn, or before every step ever fewer entries by the scores so
-            far (gradual pruning); entries then keep the values that they have learned.
-        dense_steps: Steps before gradual pruning begins.
-        rewind: After each turn, entries go back to what they were after so many steps of the first.
-        full_steps: Steps of a turn of the first phase; none are taken for random supports.
+        form: Entries outside the support: unchanged (θ0 + φ), or 0 (θ0 ∘ b + φ).
+        rounds: Rounds of the first phase, each of which narrows the support by the same factor.
+        schedule: Time of the choice: once after a round, or before every step, with a falling
+            density (gradual pruning); entries then keep their trained values.
+        dense_steps: Steps before gradual pruning starts.
+        rewind: Step of the first round to whose values entries return after each round.
+        full_steps: Steps of a round of the first phase; random supports need none.
         sparse_steps: Steps of the second phase.
         batch_size: Rows per step.
         lr: Peak learning rate of AdamW, without weight decay.
-        sparse_lr: That of the second phase; by default the same.
+        sparse_lr: Peak learning rate of the second phase; by default the same.
         warmup: Fraction of a phase in which the rate rises; it then falls linearly to 0.
-        l1: Factor of the pull to the start; 0.1 for languages.
+        l1: Factor of the L1 penalty on changes; 0.1 for languages.
         gradient_clip_val: Largest norm of the gradients of a phase's parameters.
-        seed: Seed of the order of rows and of what objectives draw.
+        seed: Seed of the order of rows and of random objectives.
 
     Raises:
-        ValueError: If a number is out of range, or settings do not go together.
+        ValueError: If a number is out of range, or settings are incompatible.
     """
 
     density: Annotated[float, Gt(0), Le(1)] = 0.01
@@ -71,7 +71,7 @@ class LotterySettings:
     seed: int = 13
 
     def __post_init__(self) -> None:
-        masking = self.criterion in ("fisher", "random")  # nothing is trained first
+        masking = self.criterion in ("fisher", "random")  # the first phase trains nothing
         gradual, below = self.schedule == "cubic", f"below full_steps ({self.full_steps})"
         plain = self.form == "masked" and self.rounds == 1 and not (self.rewind or masking)
         rules = [
@@ -79,14 +79,14 @@ class LotterySettings:
             (
                 "rewind",
                 not (self.rewind and (self.l1 or masking)),
-                "0 with the criteria fisher and random, which train nothing first, and with l1, "
-                "which pulls to the start",
+                "0 with the criteria fisher and random, which train nothing in the first phase, "
+                "and with l1, which penalises the distance from the start",
             ),
             (
                 "schedule",
                 not gradual or plain,
-                "once, or have the form masked, 1 round, rewind 0, and the criterion movement, "
-                "magnitude or change, since entries are 0 while scores grow",
+                "once, unless form is masked, rounds 1, rewind 0, and the criterion movement, "
+                "magnitude or change",
             ),
             (
                 "dense_steps",
@@ -100,12 +100,12 @@ class LotterySettings:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be {allowed}")
 
     def density_at(self, step: int) -> float:
-        """Return the fraction of entries that take part in a step of gradual pruning."""
+        """Return the density in a step of gradual pruning."""
         over = max(0, step - self.dense_steps) / (self.full_steps - self.dense_steps)
         return self.density + (1 - self.density) * (1 - over) ** 3
 
     @property
     def steps(self) -> dict[str, int]:
-        """Steps of each phase; the first is taken once a round."""
+        """The steps of each phase; those of the first are per round."""
         full = 0 if self.criterion == "random" else self.full_steps
         return {"full": full, "sparse": self.sparse_steps}

@@ -1,27 +1,25 @@
-r"""Lottery-ticket sparse fine-tuning, and its relatives: choose a support, rewind, train it alone.
+r"""Lottery-ticket sparse fine-tuning and related methods: choose a support, rewind, train it.
 
 ::
 
     full      θ0 ──── all maskable tensors, n steps ───> θ1      scores: |θ1 - θ0|, movement, Fisher
-    rewind    θ1 ──── the K best entries are kept in mind ──> θ0
-    sparse    θ0 ──── these entries alone, m steps ────> θ2      the skill: φ = θ2 - θ0
+    rewind    θ1 ──── choose the K best entries ───────────> θ0
+    sparse    θ0 ──── only these entries, m steps ─────> θ2      the skill: φ = θ2 - θ0
 
-Pruning is the same with other settings: by ``magnitude`` |θ1| and in the form ``masked`` entries
-outside the support become 0. With ``rounds`` above 1 the first phase is taken several times, each
-on what is left by then, until the density is reached: iterative pruning. Entries go back to θ0, as
-in the first lottery tickets, or with ``rewind`` to what they were after the first steps.
+Pruning differs in its settings: the criterion ``magnitude`` |θ1|, and the form ``masked``, which
+sets entries outside the support to 0. With ``rounds`` above 1 the first phase is repeated on the
+narrowed support until the density is reached (iterative pruning). Entries return to θ0, as in the
+first lottery tickets, or with ``rewind`` to their values after the first steps.
 
-Movement pruning chooses before every step of the first phase (``schedule``): the fraction
+Movement pruning (``schedule``) chooses before every step of the first phase the fraction
 :math:`d_t = d + (1 - d)(1 - t / n)^3` of entries with the best
-:math:`S = -\sum_t \eta_t g_t \theta_t`, where the gradients g are those at
-:math:`\theta \circ b_t`. An entry outside is 0 in the pass, keeps its value and its score, and may
-come back. The second phase is the paper's last steps at the final density, in which its masks may
-still change.
+:math:`S = -\sum_t \eta_t g_t \theta_t`, with gradients g at :math:`\theta \circ b_t`. Entries
+outside the mask are 0 in the pass, keep value and score, and may return. The second phase is the
+paper's last steps at the final density, in which its masks may still change.
 
-Optimizer and learning rate restart in the second phase. Both phases add the pull to the start,
-:math:`\lambda \lVert\theta - \theta_0\rVert_1 / N`, to the loss, N the maskable parameters. By
-random draw there is no first phase; for Fisher information its steps only read gradients, one per
-example.
+Optimizer and learning rate restart in the second phase. Both phases add the penalty
+:math:`\lambda \lVert\theta - \theta_0\rVert_1 / N` to the loss, with N maskable parameters. Random
+supports skip the first phase; for Fisher information it only computes gradients of examples.
 
 References:
     Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*,
@@ -49,20 +47,20 @@ from mttl.training.optim import learning_rate_factor
 
 
 class Objective(Protocol):
-    """What is learned: rows, and the loss of some of them."""
+    """The interface of training objectives: a number of rows, and the loss of some of them."""
 
     n_rows: int
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Tensor:
-        """Return the mean loss of some rows; the seed decides on all that is drawn."""
+        """Return the mean loss of some rows; randomness depends only on the seed."""
         ...
 
 
 class LotteryTicket:
-    """The two phases, step by step; can be stopped after each of them.
+    """The two phases of sparse fine-tuning, step by step.
 
-    The network is given as the skill shall find it, and changes in place; parameters that are not
-    among the ``maskable`` are frozen.
+    The network is that to which the skill will be applied. It changes in place, and parameters that
+    are not ``maskable`` are frozen.
     """
 
     phase: str  # "full", "sparse" or "done"
@@ -77,15 +75,15 @@ class LotteryTicket:
         self.model = model
         self.objective = objective
         self.settings = settings
-        self.step = 0  # of the phase; of the first, in the present round
-        self.round = 0  # rounds of the first phase that are over
+        self.step = 0  # within the phase, or within the current round of the first phase
+        self.round = 0  # finished rounds of the first phase
         self.last_loss: Tensor | None = None  # without gradient
         model.requires_grad_(False)
         named = dict(model.named_parameters())
         parameters = {name: named[name] for name in maskable}
         self.n_maskable = sum(value.numel() for value in parameters.values())
         self._parameters = parameters
-        # Needed where the skill is not the difference from where the second phase begins.
+        # Needed if the skill is not the difference to the start of the second phase.
         differs = settings.form == "masked" or settings.rewind
         self._starts = {name: x.detach().clone() for name, x in parameters.items() if differs}
         self._tuning: FullTuning | SparseTuning
@@ -105,19 +103,19 @@ class LotteryTicket:
 
     @property
     def n_steps(self) -> int:
-        """Steps of both phases, of all rounds."""
+        """The number of steps of all rounds and both phases."""
         steps = self.settings.steps
         return self.settings.rounds * steps["full"] + steps["sparse"]
 
     @property
     def n_done(self) -> int:
-        """Steps that were taken, in both phases."""
+        """The number of finished steps of both phases."""
         over = self.round if self.phase == "full" else self.settings.rounds
         return over * self.settings.steps["full"] + self.step
 
     @property
     def doing(self) -> str:
-        """The phase in words."""
+        """The description of the phase, for the progress bar."""
         if self.phase != "full":
             return "sparse tuning"
         reading = self.settings.criterion == "fisher"
@@ -126,7 +124,7 @@ class LotteryTicket:
         return doing if n_rounds == 1 else f"{doing}, round {self.round + 1} of {n_rounds}"
 
     def advance(self) -> None:
-        """Take one step, and go on to the next phase after the last one of a phase."""
+        """Run one step; after the last step of a phase, start the next phase."""
         self.model.train()
         tuning = self._tuning
         if isinstance(tuning, FullTuning) and self.settings.criterion == "fisher":
@@ -151,7 +149,7 @@ class LotteryTicket:
     def skill(
         self, about: Mapping[str, Any] | None = None, *, originals: Originals | None = None
     ) -> SparseSkill:
-        """Return the skill as trained so far, in the second phase; see `SparseSkill.between`."""
+        """Return the current skill, in the second phase; see `SparseSkill.between`."""
         if not isinstance(self._tuning, SparseTuning):
             raise RuntimeError("there is no skill before the second phase")
         if not self._starts:
@@ -163,7 +161,7 @@ class LotteryTicket:
         return SparseSkill.between(self._starts, self._parameters, support, about, originals)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to continue after this step."""
+        """Return the state after this step, for `load_state_dict`."""
         state: dict[str, Any] = {
             "phase": self.phase,
             "step": self.step,
@@ -181,7 +179,7 @@ class LotteryTicket:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken; the model must be at its start."""
+        """Continue from a state; the model must have its initial weights."""
         if state["phase"] == "full":
             assert isinstance(self._tuning, FullTuning)
             self._tuning.load_state_dict(state)
@@ -244,7 +242,7 @@ class LotteryTicket:
         self.last_loss = loss.detach()
 
     def _read_gradients(self, tuning: FullTuning) -> None:
-        self.model.eval()  # information of the network that is used, without dropout
+        self.model.eval()  # without dropout
         losses = []
         for row in self._rows():
             loss = self.objective.loss(self.model, [row], self._seed())
@@ -254,7 +252,7 @@ class LotteryTicket:
         self.last_loss = torch.stack(losses).mean()
 
     def _rows(self) -> list[int]:
-        """Return the rows of a step, of an endless stream with an order of its own per epoch."""
+        """Return the rows of a step, in a random order per epoch."""
         n, size = self.objective.n_rows, self.settings.batch_size
         places = (divmod(place, n) for place in range(self.step * size, (self.step + 1) * size))
         return [_order(n, 1000 * self.settings.seed + epoch)[place] for epoch, place in places]

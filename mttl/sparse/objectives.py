@@ -1,11 +1,11 @@
-"""Training objectives for rows of a task or raw text, with any model of transformers.
+"""Training objectives for rows of a task or raw text, for any model of transformers.
 
 | objective | model | a row |
 |---|---|---|
 | `TaskObjective` | encoder–decoder or decoder-only | an input and its answer |
-| `CausalText` | decoder-only | each token from those before it |
-| `MaskedText` | encoder-only | 15 % of the tokens from the others |
-| `RestoredText` | encoder–decoder | the text from one in which spans were replaced by a mask |
+| `CausalText` | decoder-only | each token, from the previous ones |
+| `MaskedText` | encoder-only | 15 % of the tokens, from the others |
+| `RestoredText` | encoder–decoder | the text, from one with masked spans |
 """
 
 import random
@@ -25,7 +25,7 @@ from mttl.routing.token.masks import IGNORED
 from mttl.training.loss import answer_losses, global_mean, token_losses
 
 MASKED, RESTORED = 0.15, 0.3  # fractions of the tokens
-# Of the tokens that a masked language model predicts: these show a mask, those another token.
+# Fractions of the predicted tokens that a masked language model sees as a mask or another token.
 SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1
 
 
@@ -39,8 +39,9 @@ def language_loss(
 ) -> Float[Tensor, ""]:
     """Return the mean loss of the labelled tokens.
 
-    Labels are ids of the answer for an encoder–decoder, else as many as inputs, -100 where nothing
-    is predicted; ``masked`` ones are those of their own positions, not of the next ones.
+    For an encoder–decoder, labels are ids of the answer; otherwise they are as long as the inputs,
+    with -100 for positions without a loss. ``masked`` labels belong to their own positions instead
+    of the next ones.
     """
     device = next(model.parameters()).device
     batch = {key: value.to(device) for key, value in padded_inputs(inputs, pad_id).items()}
@@ -52,7 +53,7 @@ def language_loss(
 
 
 class TaskObjective:
-    """The answer to an input: the negative log-likelihood per token."""
+    """The negative log-likelihood per token of answers to inputs."""
 
     def __init__(self, encoder: TextEncoder, rows: Sequence[tuple[str, str]]) -> None:
         self._prompts = encoder.prompts([row[0] for row in rows])
@@ -61,7 +62,7 @@ class TaskObjective:
         self.n_rows = len(rows)
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
-        """Return the mean loss of a token of the answers; nothing is drawn."""
+        """Return the mean loss per token of the answers; the seed has no effect."""
         prompts = [self._prompts[row] for row in rows]
         answers = [self._answers[row] for row in rows]
         if model.config.is_encoder_decoder:  # type: ignore[union-attr]
@@ -72,7 +73,7 @@ class TaskObjective:
 
 
 class _Text:
-    """Lines of raw text as ids; a `ConfigError` if there is none, or no room for it."""
+    """Lines of raw text as ids; `ConfigError` if there is none, or ``max_length`` is too small."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
@@ -81,13 +82,14 @@ class _Text:
         room = max_length - len(before) - len(after)
         if room < 1:
             raise ConfigError(
-                f"--max-length ({max_length}) leaves no room for text between special tokens"
+                f"--max-length ({max_length}) leaves no tokens for the text besides special "
+                "tokens; raise it"
             )
-        encoded = UserText(tokenizer).encode(texts) if texts else []  # tokenizers fail on none
+        encoded = UserText(tokenizer).encode(texts) if texts else []  # tokenizers fail for []
         self.before, self.after = before, after
         self.lines: list[list[int]] = [ids[:room] for ids in encoded if ids]
         if not self.lines:
-            raise ConfigError("the text has no line to learn from")
+            raise ConfigError("the text has no line with tokens")
         self.n_rows = len(self.lines)
         self.pad_id = pad_id_of(tokenizer)
 
@@ -96,7 +98,7 @@ class _Text:
 
 
 class CausalText(_Text):
-    """Raw text from left to right, the end token included where the tokenizer has one."""
+    """Raw text from left to right, with the end token if the tokenizer has one."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
@@ -108,15 +110,15 @@ class CausalText(_Text):
             self.lines = [line[: max_length - len(self.before) - 1] for line in self.lines]
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
-        """Return the mean loss of a token; nothing is drawn."""
+        """Return the mean loss per token; the seed has no effect."""
         lines = [self.whole(row) for row in rows]
         return language_loss(model, lines, lines, self.pad_id)
 
 
 class MaskedText(_Text):
-    """Raw text with some tokens to guess, as BERT learns.
+    """Masked language modelling of raw text, as BERT.
 
-    Of the chosen tokens 80 % show the mask, 10 % another token, and 10 % themselves.
+    Of the chosen tokens, 80 % are replaced by the mask, 10 % by another token, and 10 % stay.
 
     References:
         Devlin et al., *BERT*, NAACL 2019, arXiv:1810.04805, section 3.1.
@@ -131,7 +133,7 @@ class MaskedText(_Text):
         self._others = [token for token in range(len(tokenizer)) if token not in special]
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
-        """Return the mean loss of a chosen token; the seed decides which."""
+        """Return the mean loss per chosen token; the seed determines the choice."""
         generator = random.Random(seed)
         inputs, labels = [], []
         for row in rows:
@@ -151,10 +153,10 @@ class MaskedText(_Text):
 
 
 class RestoredText(_Text):
-    """Raw text restored from one in which spans of tokens were replaced by a mask each.
+    """Raw text restored from one in which each of some spans is replaced by a mask.
 
-    Spans have 1 to 3 tokens, as long as letters are tokens; they cover 30 % of a line. ``mask`` is
-    their text, where it is not the tokenizer's mask token or first sentinel.
+    Spans have 1 to 3 tokens and cover 30 % of a line. ``mask`` is the text of the mask if it is not
+    the tokenizer's mask token or first sentinel.
 
     References:
         Lewis et al., *BART*, ACL 2020, arXiv:1910.13461, section 2.2 (text infilling).
@@ -172,14 +174,14 @@ class RestoredText(_Text):
         self._mask = mask_id(tokenizer, mask)
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
-        """Return the mean loss of a token of the whole text; the seed decides on the spans."""
+        """Return the mean loss per token of the whole text; the seed determines the spans."""
         generator = random.Random(seed)
         lines = [self.corrupt(self.lines[row], generator) for row in rows]
         inputs = [[*self.before, *line, *self.after] for line in lines]
         return language_loss(model, inputs, [self.whole(row) for row in rows], self.pad_id)
 
     def corrupt(self, line: Sequence[int], generator: random.Random) -> list[int]:
-        """Return a line with spans replaced; a span may include masks."""
+        """Return a line with spans replaced by masks; a span may include masks."""
         ids = list(line)
         left = round(RESTORED * len(ids))
         while left > 0:
@@ -191,20 +193,18 @@ class RestoredText(_Text):
 
 
 def mask_id(tokenizer: PreTrainedTokenizerBase, text: str | None) -> int:
-    """Return the id of a text of one token; by default of the mask token, or T5's first sentinel.
+    """Return the id of a mask: of a given text, the mask token, or T5's first sentinel.
 
-    A `ConfigError` says that there is none, or that the text is not one token.
+    Raises ConfigError if there is none, or the text is not a single token.
     """
     if text is not None:
         ids: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
-            raise ConfigError(f"--mask ('{text}') is {len(ids)} tokens; it must be one")
+            raise ConfigError(f"--mask ('{text}') has {len(ids)} tokens; it must be one token")
         return ids[0]
     if tokenizer.mask_token_id is not None:
         return int(tokenizer.mask_token_id)  # type: ignore[arg-type]
     sentinel: Any = tokenizer.convert_tokens_to_ids("<extra_id_0>")
     if sentinel is not None and sentinel != tokenizer.unk_token_id:
         return int(sentinel)
-    raise ConfigError(
-        f"{type(tokenizer).__name__} has no mask token; give the text of one by --mask"
-    )
+    raise ConfigError(f"{type(tokenizer).__name__} has no mask token; set its text by --mask")

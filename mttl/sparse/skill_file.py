@@ -1,16 +1,15 @@
-r"""A sparse skill apart from any model: few changes of a network's tensors, and their small file.
+r"""Sparse skills as changes of few entries of a network's tensors, and their files.
 
-With θ0 the weights it was made for and θ those after training, the skill holds
-:math:`\phi = \theta - \theta_0` at its support. A file is a safetensors file with, for each tensor,
+With base weights θ0 and trained weights θ, the skill is :math:`\phi = \theta - \theta_0` at its
+support. Its safetensors file has for each tensor
 
 | key | content |
 |---|---|
-| ``gaps/<name>`` | distances between places in the flattened tensor, the first from -1 |
+| ``gaps/<name>`` | differences of successive indices in the flattened tensor, the first from -1 |
 | ``values/<name>`` | the changes, in the tensor's dtype |
 
-and, as its metadata, the shape of each tensor and a digest of θ0 at the support, so that a skill is
-never put on other weights than it was made for. Gaps are stored in the smallest whole numbers that
-hold them: one or two bytes each, as a rule.
+and, as metadata, the shape of each tensor and a digest of θ0 at the support, which prevents use on
+other weights. Gaps have the smallest possible integer type, usually one or two bytes.
 """
 
 import hashlib
@@ -30,14 +29,14 @@ from mttl.io.errors import CheckpointError
 from mttl.io.record import Record, as_row
 from mttl.io.safetensors_file import read_tensors, write_tensors
 
-# Gives weights as they are without skills: name of the tensor, places, and values there.
+# Function of a tensor's name, indices and current values that returns the original weights.
 Originals = Callable[[str, Tensor, Tensor], Tensor]
 METADATA = "mttl_sparse_skill"
 GAP_DTYPES = (torch.uint8, torch.uint16, torch.int32, torch.int64)
 
 
 class _TensorFacts(Record):
-    """Of one tensor: its shape, and the digest of the weights that were there."""
+    """The shape of a tensor, and the digest of its original weights."""
 
     shape: tuple[int, ...]
     base: str
@@ -57,14 +56,14 @@ class SparseChange:
     """The change of one tensor."""
 
     shape: tuple[int, ...]  # of the tensor
-    indices: Int[Tensor, "n"]  # sorted places in the flattened tensor, int64
-    values: Float[Tensor, "n"]  # added there
-    base: str  # `digest` of the weights that were there
+    indices: Int[Tensor, "n"]  # sorted indices into the flattened tensor, int64
+    values: Float[Tensor, "n"]  # changes at the indices
+    base: str  # `digest` of the original weights at the indices
 
 
 @dataclass(frozen=True, eq=False)
 class SparseSkill:
-    """Changes of some tensors of a network by name, and how they were made."""
+    """Changes of a network's tensors by name, and metadata about their training."""
 
     changes: dict[str, SparseChange]
     about: dict[str, Any] = field(default_factory=dict)
@@ -78,10 +77,10 @@ class SparseSkill:
         about: Mapping[str, Any] | None = None,
         originals: Originals | None = None,
     ) -> "SparseSkill":
-        """Return the difference of two sets of tensors at places in the flattened tensors.
+        """Return the difference of two sets of tensors at the indices of a support.
 
-        With the `SparseComposition.originals` of skills that are on the network at the start, the
-        skill is one of the network below them.
+        With the `SparseComposition.originals` of skills that are applied at the start, the skill
+        belongs to the network without them.
         """
         changes = {}
         for name, indices in support.items():
@@ -93,21 +92,21 @@ class SparseSkill:
 
     @property
     def support(self) -> dict[str, Tensor]:
-        """The places by name."""
+        """The indices by name of the tensor."""
         return {name: change.indices for name, change in self.changes.items()}
 
     @property
     def masks(self) -> bool:
-        """Whether it sets weights to 0, which no two skills of a network may."""
+        """Whether the skill sets weights to 0, which only one skill of a network may do."""
         return self.about.get("form") == "masked"
 
     @property
     def n_entries(self) -> int:
-        """How many entries change."""
+        """The number of changed entries."""
         return sum(len(change.indices) for change in self.changes.values())
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         tensors: dict[str, Tensor] = {}
         facts: dict[str, _TensorFacts] = {}
         for name, change in self.changes.items():
@@ -125,21 +124,16 @@ class SparseSkill:
 
     @classmethod
     def load(cls, path: str | Path) -> "SparseSkill":
-        """Read a file.
-
-        Raises:
-            CheckpointError: If it is missing, damaged or of another format, or its places are
-                repeated, outside the tensor, or not as many as its values.
-        """
+        """Return the skill of a file."""
         tensors = read_tensors(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         if METADATA not in metadata:
-            raise CheckpointError(f"'{path}' holds no sparse skill; mttl sparse writes such files")
+            raise CheckpointError(f"'{path}' has no sparse skill; use a file of mttl sparse")
         facts = _Facts.parse(metadata[METADATA], f"'{path}', its metadata")
         if facts.sha256 != _checksum(tensors, as_row(facts)):
             raise CheckpointError(
-                f"'{path}' is damaged: its checksum is not the one noted. Copy it again"
+                f"'{path}' is damaged: its checksum differs from the recorded one. Copy it again"
             )
         changes = {}
         for name, fact in facts.tensors.items():
@@ -152,8 +146,8 @@ class SparseSkill:
                 or gaps.sum() > math.prod(fact.shape)
             ):
                 raise CheckpointError(
-                    f"'{path}': changes of '{name}' must have ascending places in {fact.shape}, "
-                    "and one value each"
+                    f"'{path}': changes of '{name}' must have ascending indices within "
+                    f"{fact.shape}, and one value each"
                 )
             changes[name] = SparseChange(fact.shape, gaps.cumsum(0) - 1, values, fact.base)
         return cls(changes, facts.about)
@@ -168,7 +162,7 @@ def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
 
 
 def digest(values: Tensor) -> str:
-    """Return a hash of values, bit for bit, and of their dtype."""
+    """Return a hash of the bits of values and of their dtype."""
     exact = values.detach().cpu().contiguous()
     content = hashlib.sha256(str(exact.dtype).encode())
     content.update(exact.view(torch.uint8).numpy().tobytes())
@@ -176,7 +170,7 @@ def digest(values: Tensor) -> str:
 
 
 def put_entries(tensor: Tensor, indices: Int[Tensor, "n"], values: Tensor) -> None:
-    """Write values into a tensor in place."""
+    """Write values into a tensor in place, at indices of the flattened tensor."""
     data = tensor.detach()
     if data.is_contiguous():
         data.view(-1).index_copy_(0, indices, values.detach())

@@ -1,20 +1,19 @@
-r"""The two phases of lottery-ticket fine-tuning: whole tensors, then few entries alone.
+r"""The two phases of lottery-ticket fine-tuning: whole tensors, then few entries.
 
-In the first, entries are scored; the larger the score, the better:
+The first phase scores entries; higher is better:
 
 | criterion | score of an entry | source |
 |---|---|---|
 | ``change`` | :math:`\lvert\theta_1 - \theta_0\rvert` | LT-SFT |
 | ``magnitude`` | :math:`\lvert\theta_1\rvert` | magnitude pruning |
-| ``movement`` | :math:`-\sum_t \eta_t g_t \theta_t`: it moved away from 0 | movement pruning |
+| ``movement`` | :math:`-\sum_t \eta_t g_t \theta_t`: movement away from 0 | movement pruning |
 | ``fisher`` | :math:`\mathbb E\,g^2`, one gradient per example | FISH masks |
 
-In the second, values at the support alone are parameters. A backward pass gives the gradient of a
-whole tensor. As soon as it is there, what belongs to the support is copied out of it and the rest
-is dropped: so there is one whole gradient at a time, and the optimizer sees, and keeps its state
-for, the entries of the support only. After its step the new values are written into the tensors.
-All operations of an optimizer that works entry by entry (SGD, Adam, AdamW) are those of masked
-training of the whole tensors.
+In the second phase, only the values at the support are parameters. As soon as a backward pass has
+computed the gradient of a tensor, the entries of the support are copied and the rest is freed. So
+there is one dense gradient at a time, and optimizer states have only the entries of the support.
+After a step the new values are written into the tensors. For elementwise optimizers (SGD, Adam,
+AdamW) this is equivalent to masked training of the whole tensors.
 
 References:
     `mttl.sparse.lottery_ticket`. Sung, Nair and Raffel, *Training Neural Networks with Fixed Sparse
@@ -34,10 +33,9 @@ from mttl.sparse.skill_file import Originals, SparseChange, SparseSkill, digest,
 
 
 class FullTuning:
-    """Trains whole tensors, given at their start, to score their entries, and restores them.
+    """The first phase: trains whole tensors, scores their entries, and restores the tensors.
 
-    For the criterion ``"fisher"`` gradients are read alone, one example at a time (`add_example`);
-    nothing is trained then.
+    The criterion ``"fisher"`` trains nothing, and only needs gradients of examples (`add_example`).
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: LotterySettings) -> None:
@@ -56,11 +54,11 @@ class FullTuning:
         return {name: value.detach().clone() for name, value in self._parameters.items()}
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return what an optimizer trains."""
+        """Return the parameters for the optimizer."""
         return list(self._parameters.values())
 
     def scores(self) -> Mapping[str, Tensor]:
-        """Return the score of every entry so far; outside the support nothing may be chosen."""
+        """Return the current score of every entry, minus infinity outside the support."""
         scores = {name: self._score(name, x.detach()) for name, x in self._parameters.items()}
         if self._support is None:
             return scores
@@ -85,21 +83,21 @@ class FullTuning:
 
     @torch.no_grad()
     def mask_gradients(self) -> None:
-        """Drop the gradients of what an earlier turn left out."""
+        """Set gradients outside the support of earlier rounds to 0."""
         for name, value in self._parameters.items():
             if self._support is not None and value.grad is not None:
                 value.grad.mul_(self._inside(name))
 
     @torch.no_grad()
     def before_step(self, lr: float) -> None:
-        """Score the gradients of a step of training that is about to be taken."""
+        """Add the gradients to the scores; call it before every optimizer step."""
         for name, value in self._parameters.items():
             if self._settings.criterion == "movement" and value.grad is not None:
                 self._sums[name].addcmul_(value.grad, value, value=-lr)
 
     @torch.no_grad()
     def add_example(self) -> None:
-        """Score the gradients of one example, and drop them."""
+        """Add the gradients of one example to the scores, and clear them."""
         self._n_examples += 1
         for name, value in self._parameters.items():
             if value.grad is not None:
@@ -108,7 +106,7 @@ class FullTuning:
 
     @torch.no_grad()
     def apply_mask(self, step: int) -> None:
-        """Set all but the best entries to 0 for a pass of gradual pruning; `unmask` ends it."""
+        """Set all but the best entries to 0 for a pass of gradual pruning; `unmask` undoes it."""
         self._kept = self._copies()
         self._support = self._best(self._settings.density_at(step))
         for name, value in self._parameters.items():
@@ -116,7 +114,7 @@ class FullTuning:
 
     @torch.no_grad()
     def unmask(self, lr: float) -> None:
-        """Undo `apply_mask`, score all gradients, and drop those outside the mask."""
+        """Undo `apply_mask`, add all gradients to the scores, and clear those outside the mask."""
         for name, value in self._parameters.items():
             value.copy_(self._kept[name])
         self.before_step(lr)
@@ -124,12 +122,12 @@ class FullTuning:
         self._support, self._kept = None, {}
 
     def mark(self) -> None:
-        """Let `rewind` put entries back to what they are now."""
+        """Set the current values as those to which `rewind` returns."""
         self._rewound = self._copies()
 
     @torch.no_grad()
     def rewind(self, turn: int = 1) -> dict[str, Tensor]:
-        """Narrow the support, and put the tensors back."""
+        """Narrow the support after a round, reset the tensors, and return the support."""
         settings = self._settings
         if settings.schedule == "cubic":
             self.mark()
@@ -148,7 +146,7 @@ class FullTuning:
         return select_support(self.scores(), density, scope=settings.scope, **shape)
 
     def _inside(self, name: str) -> Tensor:
-        """Return which entries of a tensor are in the support."""
+        """Return the mask of a tensor's entries in the support."""
         assert self._support is not None
         value = self._parameters[name]
         inside = torch.zeros(value.numel(), dtype=torch.bool, device=value.device)
@@ -157,7 +155,7 @@ class FullTuning:
         return inside.view(value.shape)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return values and scores."""
+        """Return values, scores and support."""
         return {
             "values": {name: value.detach() for name, value in self._parameters.items()},
             "sums": self._sums,
@@ -168,7 +166,7 @@ class FullTuning:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken; the tensors must be at their start."""
+        """Continue from a state; the tensors must have their initial values."""
         for name, value in self._parameters.items():
             value.copy_(state["values"][name])
         for name, total in self._sums.items():
@@ -181,25 +179,27 @@ class FullTuning:
 
 
 class SparseTuning:
-    """Makes the entries of a support, sorted places by name, the only parameters of a model.
+    """The second phase: the entries of a support are the only parameters of a model.
 
-    Parameters without support are frozen. After a step of the optimizer of the ``entries``, the
-    values at the support by name, `write` puts them into the model.
+    The support has sorted indices by name of a parameter; parameters without support are frozen.
+    After every optimizer step on the ``entries``, call `write`.
 
     Raises:
-        ValueError: If the support names a parameter that the model lacks, or places that do not
-            ascend or are outside of it.
+        ValueError: If the model lacks a parameter of the support, or its indices are not ascending
+            or out of range.
     """
 
     def __init__(self, model: nn.Module, support: Mapping[str, Int[Tensor, "n"]]) -> None:
         parameters = dict(model.named_parameters())
         for name, places in support.items():
             if name not in parameters:
-                raise ValueError(f"the model has no parameter '{name}' that the support names")
+                raise ValueError(f"the support has '{name}', which is not a parameter of the model")
             size = parameters[name].numel()
             first, last = places.new_tensor([-1]), places.new_tensor([size])
             if places.diff(prepend=first, append=last).le(0).any():
-                raise ValueError(f"the support of '{name}' must ascend within its {size} entries")
+                raise ValueError(
+                    f"the support of '{name}' must have ascending indices in [0, {size})"
+                )
         self._tensors = {name: parameters[name] for name in support}
         self.support = {
             name: indices.to(parameters[name].device) for name, indices in support.items()
@@ -215,12 +215,12 @@ class SparseTuning:
             tensor.register_post_accumulate_grad_hook(self._keep(name))
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return what to give to the optimizer."""
+        """Return the parameters for the optimizer."""
         return list(self.entries.values())
 
     @torch.no_grad()
     def write(self) -> None:
-        """Put the values of the entries into the model: after every step of the optimizer."""
+        """Write the values of the entries into the model, after every optimizer step."""
         for name, entry in self.entries.items():
             put_entries(self._tensors[name], self.support[name], entry)
 
@@ -234,7 +234,7 @@ class SparseTuning:
     def skill(
         self, about: Mapping[str, Any] | None = None, *, originals: Originals | None = None
     ) -> SparseSkill:
-        """Return what was learned; arguments as for `SparseSkill.between`."""
+        """Return the skill; arguments are those of `SparseSkill.between`."""
         changes = {}
         for name, start in self._starts.items():
             places = self.support[name]
@@ -245,7 +245,7 @@ class SparseTuning:
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def keep(tensor: Tensor) -> None:
-            assert tensor.grad is not None  # that is when the hook is called
+            assert tensor.grad is not None  # the hook runs after accumulation
             kept = tensor.grad.reshape(-1)[self.support[name]]
             tensor.grad = None
             entry = self.entries[name]

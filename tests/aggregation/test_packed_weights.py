@@ -57,7 +57,7 @@ def test_a_repacked_weight_is_refused() -> None:
         layer.weight.data,
         layer.weight.quant_state,  # type: ignore[attr-defined]
     )
-    with pytest.raises(ValueError, match=r"has repacked a 4-bit weight .* call hold_still"):
+    with pytest.raises(ValueError, match=r"repacked a 4-bit weight .* call hold_still"):
         dense_weight(layer)
 
 

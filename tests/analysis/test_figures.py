@@ -71,7 +71,9 @@ def test_heat_map_rows_follow_the_tree_with_their_categories_and_share_a_scale()
     looks = category_looks(CATEGORIES)
     inks = [to_hex(label.get_color()).upper() for label in axes.get_yticklabels()]
     assert inks == [looks[CATEGORIES[task]].ink for task in ORDER]
-    assert {"Weights", "mean", "skill", "a", "b", "c", "mixing weight"} <= set(words(figure))
+    assert {"Weights", "mean", "skill", "task", "a", "b", "c", "mixing weight"} <= set(
+        words(figure)
+    )
     # Below the map and above it.
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"] * 2
     # Several panels share one scale and one list of tasks.
@@ -128,22 +130,28 @@ def test_subset_table_lists_skills_and_tasks() -> None:
     for text in axes.texts:
         rows.setdefault(round(text.get_position()[1], 3), []).append(text.get_text())
     assert [rows[y] for y in sorted(rows)] == [
+        ["skills"],
         ["0", "1", "n", "tasks"],
         ["1", "four"],
         ["2", "one", "three"],
         ["1", "two"],
     ]
     dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
-    filled = [colour == INK for colour in dots]
+    filled = [colour == INK for colour in dots[:6]]
     assert filled == [False, False, True, False, True, True]
+    # A marker per task: two of one category, and one of each other.
+    marks = axes.lines[6:]
+    looks = category_looks(CATEGORIES)
+    assert [line.get_marker() for line in marks] == [looks[name].marker for name in "abc"]
+    assert [len(line.get_xdata()) for line in marks] == [2, 1, 1]
 
 
 def test_statistics_by_layer() -> None:
     groups = ("encoder.0", "encoder.1", "decoder.0")
     values = np.arange(12.0).reshape(3, 4)
     figure = statistics_by_layer(values, groups, title="Statistics")
-    panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
-    assert [axes.get_title(loc="left") for axes in panels] == list(STATISTICS)
+    panels = figure.axes
+    assert [axes.get_xlabel() for axes in panels] == list(STATISTICS)
     assert row_names(panels[0]) == list(groups)
     points, mean, decoder, _ = panels[1].lines
     assert points.get_xdata().tolist() == [1, 5]
@@ -157,7 +165,7 @@ def test_statistics_over_training() -> None:
     curves = {name: (np.array([0, 10]), np.array(both)) for name, both in values.items()}
     figure = statistics_over_training(curves, title="Statistics")
     panels = [axes for axes in figure.axes if axes.get_xlabel() == "step"]
-    assert [axes.get_title(loc="left") for axes in panels] == ["discreteness", "usage"]
+    assert [axes.get_ylabel() for axes in panels] == ["discreteness", "usage"]
     assert [line.get_ydata().tolist() for line in panels[1].lines] == [[1, 0.5], [1, 0.7]]
     assert {"all", "encoder"} <= set(words(figure))
     assert "decoder" not in words(figure)
@@ -203,7 +211,7 @@ def check_legible(figure: Figure) -> None:
 
 @pytest.fixture(scope="module")
 def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
-    return dict(drawings(crossfit_view, crossfit_view))
+    return dict(drawings(crossfit_view, crossfit_view, subsets=True))
 
 
 @pytest.mark.parametrize(
@@ -216,6 +224,18 @@ def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
 )
 def test_160_tasks_are_legible(drawn: dict[str, Figure], name: str) -> None:
     check_legible(drawn[name])
+
+
+def test_every_axis_is_named(drawn: dict[str, Figure]) -> None:
+    for name, figure in drawn.items():
+        axes = [axes for axes in figure.axes if axes.axison]
+        bars = [one for one in axes if hasattr(one, "_colorbar")]
+        panels = [one for one in axes if one not in bars]
+        assert all(one.get_xlabel() for one in panels), name
+        assert not panels or panels[0].get_ylabel(), name
+        assert all(one.get_title(loc="left") for one in bars), name
+    assert {"task_map_pca", "similarity", "dendrogram", "statistics_by_layer"} <= set(drawn)
+    assert "radius: 1 − correlation, 0 at the tasks" in words(drawn["dendrogram_radial"])
 
 
 def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: RoutingView) -> None:
@@ -235,7 +255,7 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
     scored = replace(found, scores=changes / 100)
     fallen = ablation_map(crossfit_view, scored).axes[2].images[0]
     assert fallen.get_cmap()(0.0) == effect.get_cmap()(1.0)
-    with pytest.raises(CheckpointError, match="of other tasks or layers than its routing"):
+    with pytest.raises(CheckpointError, match="has other tasks or layers than its routing"):
         ablation_map(crossfit_view, replace(found, tasks=("else", *record.tasks[1:])))
 
 
@@ -249,18 +269,21 @@ def test_many_skills_are_legible() -> None:
 def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
     settings = dict(matplotlib.rcParams)
     figure = dendrogram(TREE, title="Tree of <tasks> & more, $5 or $6", **NAMED)
-    png, svg = save_figure(figure, tmp_path / "plots" / "tree.block.0")
-    assert [path.name for path in (png, svg)] == ["tree.block.0.png", "tree.block.0.svg"]
+    written = save_figure(figure, tmp_path / "plots" / "tree.block.0")
+    png, svg, pdf = written
+    names = [path.name for path in written]
+    assert names == [f"tree.block.0.{suffix}" for suffix in ("png", "svg", "pdf")]
+    assert pdf.read_bytes().startswith(b"%PDF")
     with Image.open(png) as drawn:
         pixels = np.asarray(drawn.convert("L"))
     assert min(pixels[0].min(), pixels[-1].min(), pixels[:, [0, -1]].min()) == 255  # all fits
     root = ElementTree.parse(svg).getroot()
     found = {"".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("text")}
     assert {"Tree of <tasks> & more, $5 or $6", *TASKS, "a", "b", "c"} <= found
-    first = svg.read_bytes()
+    first = svg.read_bytes(), pdf.read_bytes()
     save_figure(figure, tmp_path / "plots" / "tree.block.0")
-    assert svg.read_bytes() == first  # the same figure gives the same file
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [png.name, svg.name]
+    assert (svg.read_bytes(), pdf.read_bytes()) == first  # the same figure gives the same file
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(names)
     assert dict(matplotlib.rcParams) == settings
 
 

@@ -88,9 +88,9 @@ def test_a_record_its_figures_and_page_tell_what_decides(tmp_path: Path) -> None
     np.testing.assert_allclose(routing.weights.sum(2), 1)
     np.testing.assert_allclose(routing.weights[1, :, :3], np.eye(3))
     assert set(dict(token_drawings(record, "run"))) == {"tokens_by_layer", "tokens_over_training"}
-    assert "A choice has 2.00 bits" in token_data(record)["layers"][0]["numbers"]
+    assert "Entropy of the choice 2.00 bits" in token_data(record)["layers"][0]["numbers"]
     page = explore_page([RoutingView(routing, ("x",) * 3, tokens=record)])
-    assert "A choice has 2.00 bits" in page
+    assert "Entropy of the choice 2.00 bits" in page
 
 
 def test_many_keys_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,11 +57,11 @@ def test_a_support_that_does_not_fit_is_the_users_mistake(config, tmp_path):
         build_model(load_config(files, ["skills.support=nowhere.safetensors"]), ["one"])
     path = tmp_path / "support.safetensors"
     SparseSkill({}).save(path)
-    with pytest.raises(ConfigError, match=r"skills\.support .*names no layer with skills"):
+    with pytest.raises(ConfigError, match=r"skills\.support .*has no layer with skills"):
         build_model(load_config(files, [f"skills.support={path}"]), ["one"])
     pruned = replace(write_support(path, config), about={"form": "masked"})
     pruned.save(path)
     with pytest.raises(ConfigError, match=r"skills\.support .*belongs to a pruned network"):
         build_model(load_config(files, [f"skills.support={path}"]), ["one"])
-    with pytest.raises(ConfigError, match="sparsity must stay out where support names a file"):
+    with pytest.raises(ConfigError, match="sparsity cannot be set if support names a file"):
         load_config(files, [f"skills.support={path}", "skills.sparsity=0.5"])

@@ -123,8 +123,8 @@ def test_every_mode_trains_exactly_what_it_names(run: Path, mode: AdaptMode) -> 
         (["--tasks", "GoToObjS4"], TaskError, "was trained on GoToObjS4.* --allow-seen"),
         (["--tasks", "GoToObjj"], ConfigError, "--tasks: .*GoToObjj.*GoToObj"),
         (["-k", "adapt.levels=[]"], ConfigError, "adapt.levels: no level given"),
-        (["--samples", "13"], ConfigError, "--samples is for text-to-text tasks"),
-        (["--shard", "1/2"], ConfigError, "--shard is for text-to-text tasks"),
+        (["--samples", "13"], ConfigError, "--samples is only for text-to-text tasks"),
+        (["--shard", "1/2"], ConfigError, "--shard is only for text-to-text tasks"),
     ],
 )
 def test_mistakes_are_explained(run, arguments, error, message) -> None:

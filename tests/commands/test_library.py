@@ -272,14 +272,14 @@ def test_bad_members_are_refused_with_one_list(
     sources = [tmp_path / "bad/*", good, good, tmp_path / "nowhere/*", place / "tiny.yaml"]
     told = refused(LIBRARY.main, "add", skills, *sources)
     for problem in (
-        "is not a folder of PEFT",
+        "is not a PEFT folder",
         "empty' has no adapter_model.safetensors",
         "nan/adapter_model.safetensors': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
         "rankless': the factors of 'model.layers.0.self_attn.q_proj' have rank 0",
-        "other' is of another base model: 'org/other'",
+        "other' has another base model: 'org/other'",
         "nameless' does not name its base model",
-        "the name 'task00' is taken by the library",
-        "the name 'past' is taken by the library",
+        "the name 'task00' is already used by the library",
+        "the name 'past' is already used by the library",
         "no folder matches",
         "tiny.yaml' is a file",
         f"nothing was added to '{skills}'",
@@ -315,9 +315,9 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
     run, arrow = ["run", skills, "--out", tmp_path / "new"], ["-c", f"{tiny}+router/arrow.yaml"]
     other = ["-k", f"backbone.name={tmp_path / 'other'}"]
     for given, message in (
-        (["add", x, trained], "trained its backbone too"),
-        (["add", two, private], "is of another base model"),
-        (["add", two, adapter, *own, "--backbone", place / "base"], "not over"),
+        (["add", x, trained], "also trained its backbone"),
+        (["add", two, private], "has another base model"),
+        (["add", two, adapter, *own, "--backbone", place / "base"], "not '"),
         (["add", skills, adapter, *own, "--rank", "2"], "--rank and --skills are for runs"),
         (["add", x, adapter, "--backbone", "none"], "backbone.name ('none')"),
         (["show", skills, "pst"], "has no member 'pst'. Did you mean 'past'"),
@@ -329,11 +329,14 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
             [*run, *on, "-k", "skills.rank=2"],
             "skills.rank=2: skills come from the library; use --members and --mix",
         ),
-        (["run", twice, *on, *run[2:]], "both of the task 'past'"),
-        ([*run, *on, *member, "plural", *other], "Name the"),
+        (["run", twice, *on, *run[2:]], "both have the task 'past'"),
+        ([*run, *on, *member, "plural", *other], "Set the"),
         ([*run, "-c", place / "random.yaml"], "set backbone.kind: pretrained"),
         ([*run, *on, "-k", "backbone.train=true"], "train: false"),
-        ([*run, "-c", f"{tiny}+router/task_moe.yaml", *member, "plural"], "says nothing of mem"),
+        (
+            [*run, "-c", f"{tiny}+router/task_moe.yaml", *member, "plural"],
+            "needs training with the mem",
+        ),
         ([*run, *arrow, *member], "with 1 mem"),
         (
             [*run, *arrow, *member, "plural", "--mix", "deltas"],

@@ -131,7 +131,7 @@ def test_fisher_mistakes_are_named(folder, refused) -> None:
         ("base", "base.safetensors", (), "exists already"),
         ("base", "x.bin", (), "must end in .safetensors"),
         ("base", "x.safetensors", ("--rows", "0"), "'0' must be a whole number of at least 1"),
-        ("gone", "x.safetensors", (), "cannot be the name of a model"),
+        ("gone", "x.safetensors", (), "nor a valid name of a model"),
     ):
         assert message in refused(ESTIMATE.main, *fisher(folder, model, out, *more))
     assert not (folder / "x.safetensors").exists()

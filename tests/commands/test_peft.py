@@ -306,7 +306,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
             "' includes its backbone; name no other backbone",
         ),
         (MERGE, [str(policies), "--average", *out], "' has policies and no language model"),
-        (IMPORT, [str(there), *out], "is not a folder of PEFT"),
+        (IMPORT, [str(there), *out], "is not a PEFT folder"),
         (IMPORT, [str(adapter), "--out", str(there)], "exists already"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),

@@ -40,13 +40,13 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
     # The second run has the same tasks in another order.
     second = write_run(tmp_path / "second", tasks=("date", "clock", "plural", "past"), seed=1)
     out = tmp_path / "out"
-    assert run(folder, "--compare", second, "--out", out) == 0
+    assert run(folder, "--compare", second, "--all", "--out", out) == 0
     names = (
         *("heat_map", "heat_map_encoder.block.0", "heat_map_decoder.block.0", "similarity"),
         *("dendrogram", "dendrogram_radial", "skill_subsets", "task_map_pca"),
         *("statistics_by_layer", "statistics_over_training", "compare_second"),
     )
-    expected = {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+    expected = {f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")}
     found = {path.name for path in out.iterdir() if "umap" not in path.name}
     assert found == expected
     printed = " ".join(capsys.readouterr().out.split())
@@ -55,6 +55,16 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
     assert "clusters of tasks and their 2 categories (AMI)" in printed
     assert "matched skills of second (correlation)" in printed
     assert " figures are in " in printed
+
+
+def test_groups_of_layers_and_subsets_are_shown_with_all_only(folder, tmp_path, capsys) -> None:
+    assert run(folder, "--out", tmp_path) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "encoder.block.0.q" not in printed
+    assert "mean, encoder" in printed
+    assert "--all shows every group of layers" in printed
+    assert (tmp_path / "dendrogram.pdf").is_file()
+    assert not (tmp_path / "skill_subsets.svg").exists()
 
 
 def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Write) -> None:

@@ -157,9 +157,9 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
     [
         ("t5", ["--density", "2"], r"--density (2.0) must be at most 1"),
         ("t5", ["--sparse-lr", "nan"], "--sparse-lr (nan) must be above 0"),
-        ("t5", ["--mask", "ab"], "--mask ('ab') is 2 tokens; it must be one"),
+        ("t5", ["--mask", "ab"], "--mask ('ab') has 2 tokens; it must be one"),
         ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
-        ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no room"),
+        ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no tokens"),
         ("t5", ["--mask", "_", "--freeze", "x.*"], "--freeze 'x.*' matches no parameter"),
         (
             "t5",
@@ -182,7 +182,7 @@ def test_more_mistakes(models, text, tmp_path, refused):
     empty.write_text("\n \n")
     base = words(models["t5"], out)
     for given, message in (
-        (["--text", empty], "the text has no line to learn from"),
+        (["--text", empty], "the text has no line with tokens"),
         (["--task", "copy", "--gym", tmp_path, "--lm", "masked"], "--lm is only for --text"),
         (["--text", text, "--save-every", 0], "at least 1"),
     ):
@@ -230,7 +230,7 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, refused):
         ("t5", [skill], None, "nothing to do"),
         ("t5", [f"{skill}=much"], "out", "'much' is not a number"),
         ("t5", [f"{skill}=nan"], "out", "(nan) must be a finite number"),
-        ("t5", [skill, f"{skill}=0.5"], "out", "is on the network already; name each once"),
+        ("t5", [skill, f"{skill}=0.5"], "out", "is applied already; use each name once"),
         ("t5", [skill], "there", "' exists already; choose another path or remove it"),
     ):
         where = ["--out", tmp_path / out] if out else []

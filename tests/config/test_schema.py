@@ -52,7 +52,10 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("skills.targets=[]", "skills.targets: '[]' must have at least 1 item"),
         ("optim.label_smoothing=1", "optim.label_smoothing: '1' must be less than 1"),
         ("router.relaxed=false; router.final_temperature=0.1", "final_temperature (0.1) needs"),
-        ("skills.scale=0.5; skills.alpha=4; skills.rslora=true", "scale (0.5) must stay out with"),
+        (
+            "skills.scale=0.5; skills.alpha=4; skills.rslora=true",
+            "scale (0.5) cannot be combined with",
+        ),
         ("skills.init=svd", "skills.init: 'svd' must be one of zero, pissa, orthogonal"),
         (
             "skills.kind=ia3; optim.up_lr_ratio=16",
@@ -101,8 +104,11 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("data.global_batch_size=8; trainer.accumulate_grad_batches=2", "(2): it follows"),
         ("data.global_batch_size=8; data.token_budget=8192", "data: token_budget (8192) cannot be"),
         ("router.kind=score_function; trainer.strategy=fsdp2", "'score_function': it learns"),
-        ("router.kind=random; trainer.strategy=fsdp2", "consistency (1.0): two passes"),
-        ("skills.kind=prefix; data.packed_length=2048", "skills.kind 'prefix': it stands in"),
+        (
+            "router.kind=random; trainer.strategy=fsdp2",
+            "consistency (1.0): it needs two forward passes",
+        ),
+        ("skills.kind=prefix; data.packed_length=2048", "skills.kind 'prefix': it precedes"),
         ("skills.kind=prompt; moe.router.kind=top_k; moe.experts.kind=ia3", "'prompt': it adds"),
         ("optim.meta.kind=maml", "data.sampler.kind (proportional) must be homogeneous with"),
         ("optim.meta={kind: reptile, inner_steps: 99}", "data.batch_size (64) must be at least 99"),
@@ -133,7 +139,10 @@ SHARED = "moe.router.kind=top_k; moe.experts.kind=lora; moe.parallel=true"
         ("trainer.strategy=fsdp2; trainer.precision=16-mixed", "precision (16-mixed) must be one"),
         ("trainer.strategy=fsdp2; backbone.compile=true", "(True) does not work with trainer.str"),
         ("trainer.strategy=fsdp2; optim.kind=adafactor", "optim.kind 'adafactor': it averages"),
-        ("trainer.strategy=fsdp2; skills.kind=intrinsic; skills.vector=said", "(said): one block"),
+        (
+            "trainer.strategy=fsdp2; skills.kind=intrinsic; skills.vector=said",
+            "(said): FSDP2 gathers one block",
+        ),
         ("trainer.strategy=fsdp2; backbone.quantize=int8", "(int8): torchao cannot shard"),
         (
             "backbone.quantize=nf4; backbone.train=true",

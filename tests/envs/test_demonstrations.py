@@ -69,12 +69,12 @@ def test_failures_are_left_out(record, monkeypatch) -> None:
 
 
 def test_what_the_bot_cannot_play_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BotFailed, match="it plans for ever at step 161"):
+    with pytest.raises(BotFailed, match="its planning does not end at step 161"):
         demonstrate("Unlock", 63)
     with pytest.raises(
         LevelError,
-        match=f"bot cannot play level 'KeyInBox': it failed {MOST_FAILURES} times in a row, at "
-        r"last: it gives up at step \d+ \(AssertionError\), seed \d+; leave the level out",
+        match=f"bot cannot play level 'KeyInBox': it failed {MOST_FAILURES} times in a row, "
+        r"most recently: it gives up at step \d+ \(AssertionError\), seed \d+; leave the level out",
     ):
         record_demonstrations(["KeyInBox"], 5)
     monkeypatch.setattr(demonstrations._BoundedBot, "replan", lambda self: 6)

@@ -92,9 +92,9 @@ def test_the_caption_stands_below_and_is_broken_where_it_is_too_long() -> None:
 
 def test_what_cannot_be_filmed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]', or film to a .gif"):
+    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]', or write a .gif"):
         film([Episode(LEVEL, SEED, ACTIONS)], tmp_path / "episode.mp4")
-    message = "the episode of 'GoToLocal' with seed 3 ends after 64 actions; 65 are given"
+    message = "the episode of 'GoToLocal' with seed 3 ends after 64 actions; got 65"
     with pytest.raises(ValueError, match=message):
         film([Episode(LEVEL, SEED, [6] * 65)], tmp_path / "episode.gif")
     assert not list(tmp_path.iterdir())

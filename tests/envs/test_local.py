@@ -140,5 +140,5 @@ def test_a_state_of_other_episodes_is_refused() -> None:
     state = env.state()
     endless = [[{**slot, "actions": "6" * 1000} for slot in row] for row in state["slots"]]
     for change in ({"seed": 2}, {"slots": endless}):
-        with pytest.raises(ValueError, match="is of another episode of level"):
+        with pytest.raises(ValueError, match="has another episode of level"):
             env.load_state(state | change)

@@ -87,7 +87,7 @@ def test_success_with_the_last_action_is_success() -> None:
 def test_misuse_and_a_step_after_an_interrupted_one_are_told() -> None:
     env = make()
     action = random_actions(1)[0]
-    with pytest.raises(SimulationError, match=r"no episodes, .*: call reset first"):
+    with pytest.raises(SimulationError, match=r"there are no episodes, .*: call reset"):
         env.step(action)
     with pytest.raises(NotImplementedError, match=r"cannot be saved.* backend 'minigrid'"):
         env.state()
@@ -95,7 +95,7 @@ def test_misuse_and_a_step_after_an_interrupted_one_are_told() -> None:
     env._pools[1].recv = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         env.step(action)
-    with pytest.raises(SimulationError, match="an interrupted step: call reset first"):
+    with pytest.raises(SimulationError, match="a step was interrupted: call reset"):
         env.step(action)
     assert pickle.dumps(env.reset()) == pickle.dumps(first)
     env.step(action)

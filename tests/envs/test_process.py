@@ -109,5 +109,5 @@ def test_a_worker_that_hangs_up_without_ending(started, monkeypatch) -> None:
     worker = start(started, "obey")
     os.kill(worker.pid, signal.SIGSTOP)  # or it would see the end of the connection and leave
     worker._connection.close()
-    with pytest.raises(SimulationError, match="the helper stopped answering"):
+    with pytest.raises(SimulationError, match="the helper does not answer"):
         worker.ask("sleep")

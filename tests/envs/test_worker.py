@@ -88,7 +88,7 @@ def test_a_worker_that_dies_or_raises_names_its_place() -> None:
     with pytest.raises(SimulationError, match=r"level 'GoToLocalS5N2', slot 0, .*seed \d+: Value"):
         env.step(np.full((3, N_SLOTS), 9))  # there is no such action
     state["slots"][2][1]["actions"] += "6" * 9999
-    with pytest.raises(ValueError, match="of another episode of level 'OpenRedDoor'"):
+    with pytest.raises(ValueError, match="has another episode of level 'OpenRedDoor'"):
         env.load_state(state)
     os.kill(pids[1], signal.SIGKILL)
     slots = "slots 1 to 2 of GoToLocalS5N2, PutNextLocalS5N3, OpenRedDoor"

@@ -86,7 +86,7 @@ def test_members_around_three_points_are_three_clusters_of_the_best_silhouette()
     assert max(scores, key=lambda k: scores[k]) == 3
     with pytest.raises(ValueError, match="at least 3 members and 2 clusters"):
         best_clusters(points[:2], 4)
-    with pytest.raises(ValueError, match=r"n_clusters \(13\) must lie between 1 and 12"):
+    with pytest.raises(ValueError, match=r"n_clusters \(13\) must be 1 to 12"):
         k_means(points, 13)
 
 

@@ -87,17 +87,17 @@ def damage(own: Member, path: str, down: torch.Tensor, up: torch.Tensor) -> Memb
 
 
 BAD = {
-    "the name 'old' is taken by the library": member("old"),
-    "the name 'twice' is taken by 'twice'": member("twice"),
+    "the name 'old' is already used by the library": member("old"),
+    "the name 'twice' is already used by 'twice'": member("twice"),
     "'empty' changes no layer": Member(member("empty").card, {}),
     "base model has no linear layer 'b.k'": damage(
         member("missing"), "b.k", torch.ones(4, 1), torch.ones(5, 1)
     ),
-    "'a.q' has 7 -> 5 features; in the base model it has 4 -> 5": damage(
+    "'a.q' has 7 -> 5 features, but the base model has 4 -> 5": damage(
         member("wide"), "a.q", torch.ones(7, 1), torch.ones(5, 1)
     ),
-    'the name of a member is "../out"': member("../out"),
-    'the name of a member is ".hidden"': member(".hidden"),
+    's name "../out" must not start': member("../out"),
+    's name ".hidden" must not start': member(".hidden"),
 }
 
 
@@ -111,7 +111,7 @@ def test_bad_members_are_listed_and_nothing_changes(tmp_path):
         assert message in str(error.value)
     assert "good" not in str(error.value)
     assert files(tmp_path) == before
-    with pytest.raises(CheckpointError, match=r"over 'org/base' \(fingerprint f{12}\), not over"):
+    with pytest.raises(CheckpointError, match=r"is 'org/base' \(fingerprint f{12}\), not"):
         add_members(tmp_path, BASE.model_copy(update={"fingerprint": "0" * 64}), [member("good")])
     assert files(tmp_path) == before
     with pytest.raises(CheckpointError, match="nothing was added"):
@@ -119,7 +119,7 @@ def test_bad_members_are_listed_and_nothing_changes(tmp_path):
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="is not a library and holds other files"):
+    with pytest.raises(ConfigError, match="is not a library but has other files"):
         add_members(tmp_path / "mine", BASE, [member("x")])
     assert library_to_be(tmp_path / "nowhere") is None
 
@@ -164,7 +164,7 @@ def write(folder: Path, own: str) -> int:
             add_members(folder, BASE, [member(f"{own}-extra{number}"), member(f"both{number}")])
             won += 1
         except CheckpointError as error:
-            if f"the name 'both{number}' is taken by the library" not in str(error):
+            if f"the name 'both{number}' is already used by the library" not in str(error):
                 raise
     return won
 
@@ -191,7 +191,7 @@ def test_damage_is_told(tmp_path):
         for other in (bytes([content[0] ^ 1, *content[1:]]), (two / name).read_bytes()):
             if other != content:  # both have the same configuration
                 path.write_bytes(other)
-                with pytest.raises(CheckpointError, match="checksum is not the one noted in libr"):
+                with pytest.raises(CheckpointError, match="checksum differs from that in libr"):
                     library.member("one")
         path.unlink()
         with pytest.raises(CheckpointError, match="does not exist"):
@@ -204,7 +204,7 @@ def test_damage_is_told(tmp_path):
     ("change", "message"),
     [
         ({"format_version": 2}, "format_version: 2 must be 1. Copy it again"),
-        ({"members": {"../x": "0"}}, "must not begin with a point nor hold any of"),
+        ({"members": {"../x": "0"}}, "must not start with a dot or contain any of"),
         ({"members": None}, "the key 'members' is missing"),
         ({"folder": "elsewhere"}, "unknown key 'folder'"),
     ],

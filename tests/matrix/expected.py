@@ -29,15 +29,15 @@ WHOLE = "dense|diff_pruning|intrinsic|sparse|supermask|head_mask"
 RULES = (
     (r"skills/(ia3|s4)\.yaml llama", "train plan", "matches no"),
     (r"router/token_(example|expert_choice)\.yaml llama", "train plan", "encoder"),
-    (r"router/metadata_grid\.yaml|adapt/coefficients\.yaml", "add-tasks", "router is of the kind"),
+    (r"router/metadata_grid\.yaml|adapt/coefficients\.yaml", "add-tasks", "its router is '"),
     (
         r"router/hyperformer\.yaml t5",
         "add-tasks",
         "adaptation changed the router's common parameters",
     ),
     (r"skills/bitfit.*\.yaml", "merge-task", "no bias"),
-    (rf"skills/({OWN})\.yaml", "export", "Only mttl answers with them"),
-    (rf"skills/({WHOLE})\.yaml", "export", "A whole model can be written instead"),
+    (rf"skills/({OWN})\.yaml", "export", "Use the run itself"),
+    (rf"skills/({WHOLE})\.yaml", "export", "Write a whole model instead"),
 )
 
 

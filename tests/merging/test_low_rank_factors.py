@@ -68,7 +68,7 @@ def test_a_mixture_is_exact_where_the_rank_allows_it():
 
 def test_mistakes_are_named():
     weights = mixing(1, 1, 3)[0]
-    with pytest.raises(ValueError, match="DenseInventory holds changes that are not of low rank"):
+    with pytest.raises(ValueError, match="changes of DenseInventory are not low-rank"):
         mixture(DenseInventory(4, 6, 3), weights)
     with pytest.raises(NotImplementedError, match="does not add to the base weight"):
         mixture(IA3Inventory(4, 6, 3), weights, rank=2)

@@ -135,10 +135,10 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         return tmp_path / name
 
     for start, run, task, message in (
-        (base, frozen, "revers", "knows no task 'revers'. Did you mean 'reverse'"),
+        (base, frozen, "revers", "has no task 'revers'. Did you mean 'reverse'"),
         (other, frozen, TASK, "was trained on the backbone"),
-        (tmp_path / "bare", frozen, TASK, "describes no language model"),
-        (tmp_path / "wrong", frozen, TASK, "does not hold the weights that its config.json asks"),
+        (tmp_path / "bare", frozen, TASK, "is not a language model"),
+        (tmp_path / "wrong", frozen, TASK, "does not have the weights that its config.json"),
         (base, tmp_path, TASK, "has no trained inventory"),
         (
             base,

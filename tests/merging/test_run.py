@@ -189,7 +189,7 @@ def test_whole_numbers_and_half_precision_are_kept(tmp_path: Path, dtype: torch.
 @pytest.mark.parametrize(
     ("tuned", "message"),
     [
-        (torch.full((9,), 2e5), r"'w' would hold .* too large for float16"),
+        (torch.full((9,), 2e5), r"'w' would have .* too large for float16"),
         (torch.full((9,), torch.nan), "information is damaged: "),
     ],
 )
@@ -233,7 +233,7 @@ def test_all_that_differs_is_listed_and_nothing_is_written(
         "unexpected: extra",
         f"of another shape: {names[1]} (23, 16) instead of (24, 16)",
         f"of another type: {names[2]} int64 instead of float32",
-        "settings that differ: encoder_attention_heads 2 instead of 4",
+        "different settings: encoder_attention_heads 2 instead of 4",
         f"'{tmp_path / 'gone'}' does not exist",
     ):
         assert part in text, text
@@ -252,7 +252,7 @@ def test_another_vocabulary_or_other_whole_numbers_are_refused(
         save_file({"ids": torch.tensor([ord(name)])}, tmp_path / f"{name}.safetensors")
     for name, base, message in (
         ("other", "base", "another vocabulary"),
-        ("a.safetensors", "b.safetensors", "whole numbers with other values: ids"),
+        ("a.safetensors", "b.safetensors", "integers with other values: ids"),
     ):
         recipe = with_models(make("arithmetic"), tmp_path / name, base=tmp_path / base)
         with pytest.raises(CheckpointError, match=message):

@@ -29,7 +29,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
             len(Weights(place))
 
     refuses("does not exist", tmp_path / "none")
-    refuses("give the folder of a model")
+    refuses("use the folder of a model")
     (tmp_path / "pytorch_model.bin").touch()
     refuses(r"but pytorch_model.bin: load the model")
     (tmp_path / INDEX).write_text("{}")
@@ -39,7 +39,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refuses(r"lacks shards: 1.safetensors, 2.safetensors")
     for number in (1, 2):
         save_file({"w": torch.ones(2)}, tmp_path / f"{number}.safetensors")
-    refuses("'w' stands in")
+    refuses("'w' is both in")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes((tmp_path / "1.safetensors").read_bytes()[:-3])
     refuses("is not valid safetensors", cut)

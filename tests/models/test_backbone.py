@@ -73,7 +73,11 @@ def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
     ("model_type", "settings", "message"),
     [
         ("t55", {}, r"backbone.model_type \('t55'\) is not a model type .* Did you mean 't5'"),
-        ("vit", {}, r"backbone.model_type \('vit'\) is not a language model; t5, bart and llama"),
+        (
+            "vit",
+            {},
+            r"backbone.model_type \('vit'\) is not a language model; use t5, bart or llama",
+        ),
         ("t5", {"d_modl": 8}, "backbone.config.d_modl is not a setting of 't5'. Did you mean"),
         ("t5", {"d_model": "wide"}, "does not fit 't5': .* expected int, got str"),
         ("t5", {**T5, "d_model": -1}, "does not fit 't5': .* negative dimension -1"),
@@ -104,7 +108,7 @@ def test_initial_scales_multiply_what_their_patterns_match() -> None:
     ("pattern", "near"),
     [
         ("decoder.final_layer_norm.weights", "Did you mean 'decoder.final_layer_norm.weight'"),
-        ("*relative_bias*", "Their names end in: .*relative_attention_bias.weight"),
+        ("*relative_bias*", "Ends of their names: .*relative_attention_bias.weight"),
     ],
 )
 def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
@@ -150,7 +154,7 @@ def drop_a_layer(folder: Path) -> None:
 
 
 UNREADABLE = "is a folder that could not be read: "
-BARE = "is a folder that holds no model; name one that does"
+BARE = "is a folder without a model; use the folder of a model"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ BARE = "is a folder that holds no model; name one that does"
     [
         (lambda folder: os.truncate(folder / WEIGHTS, 500), UNREADABLE + "Error while deserial"),
         (lambda folder: (folder / WEIGHTS).unlink(), UNREADABLE + f"Error no file named {WEIGHTS}"),
-        (drop_a_layer, "lacks .* weights .* Take a whole checkpoint of a language model"),
+        (drop_a_layer, "lacks .* weights .* Use a complete checkpoint of a language model"),
     ],
 )
 def test_a_damaged_folder_is_named(
@@ -190,8 +194,6 @@ def test_a_path_is_not_looked_for_on_the_hub(
     monkeypatch.chdir(folder.parent)
     shutil.copy(folder / "config.json", "file")
     for name in (str(folder / "config.json"), "./nowhere", "a/folder/nowhere", "~/models"):
-        with pytest.raises(
-            ConfigError, match="is not a folder, and cannot be the name of"
-        ) as caught:
+        with pytest.raises(ConfigError, match="is neither a folder nor a valid name of") as caught:
             load(name)
         assert "hf download" not in str(caught.value)

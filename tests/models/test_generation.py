@@ -74,5 +74,5 @@ def test_what_is_returned_is_taken(build) -> None:
         last = model(input_ids=ids[:, 2:], **{name: getattr(read, name)}).logits
         # One token after two, or three at once: the sums are taken in another order.
         assert torch.allclose(last[:, 0], model(input_ids=ids).logits[:, -1], atol=1e-5)
-    with pytest.raises(ValueError, match="a Linear takes none of cache, past_key_values"):
+    with pytest.raises(ValueError, match="Linear has none of the arguments cache, past_key_values"):
         cache_argument(nn.Linear(2, 2))

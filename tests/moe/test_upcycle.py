@@ -78,11 +78,13 @@ def test_blocks_that_cannot_be_copied_are_refused_with_the_reason():
     backbone, slot = tiny_t5(), RoutingSlot()
     attach_skills(backbone, lambda i, o: INVENTORIES["ia3"](i, o, 2), targets=["mlp"], slot=slot)
     block = next(iter(feed_forward_blocks(backbone).values()))
-    with pytest.raises(ValueError, match="block with SkilledLinear in it cannot be copied"):
+    with pytest.raises(ValueError, match="block that contains SkilledLinear cannot be copied"):
         upcycle(block, 2)
     backbone = tiny_llama()
     del backbone.model.layers[0].mlp.act_fn
-    with pytest.raises(ValueError, match="LlamaMLP looks like a feed-forward block with no"):
+    with pytest.raises(
+        ValueError, match="LlamaMLP has the projections of a feed-forward block but no"
+    ):
         feed_forward_blocks(backbone)
     with pytest.raises(ValueError, match="no feed-forward block of a known form"):
         token_model(tiny_gpt2(), experts="copies", router=top2)

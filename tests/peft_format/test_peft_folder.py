@@ -31,12 +31,12 @@ def test_folders_that_are_none_are_refused(tmp_path):
         with pytest.raises(CheckpointError, match=message):
             read_peft(tmp_path)
 
-    refuses("is not a folder of PEFT: it has no adapter_config")
+    refuses("is not a PEFT folder: it has no adapter_config")
     config = tmp_path / "adapter_config.json"
     config.write_text(json.dumps(CONFIG))
     refuses(r"has no adapter_model\.safetensors")
     (tmp_path / "adapter_model.bin").touch()
-    refuses("a pickle, which can run any program")
+    refuses("a pickle, which can run any code")
     tensors = tmp_path / "adapter_model.safetensors"
     tensors.write_bytes(b"half of it")
     refuses("is damaged")
@@ -45,13 +45,13 @@ def test_folders_that_are_none_are_refused(tmp_path):
         ({"q.lora_A.weight": torch.zeros(1)}, r"a tensor 'q\.lora_A\.weight'; PEFT's names"),
         (
             {name: torch.zeros(1, dtype=torch.int8)},
-            r"is stored as torch\.int8; save it",
+            r"has the type torch\.int8; save it",
         ),
-        ({}, "holds no tensors"),
+        ({}, "has no tensors"),
     ):
         save_file(content, tensors)
         refuses(message)
-    for text, message in (("{", "not valid JSON"), ("[]", "names no peft_type")):
+    for text, message in (("{", "not valid JSON"), ("[]", "has no peft_type")):
         config.write_text(text)
         refuses(message)
 
@@ -60,7 +60,7 @@ def test_folders_that_are_none_are_refused(tmp_path):
     ("config", "message"),
     [
         ({"peft_type": "IA3"}, "is a IA3 adapter, not LORA"),
-        ({"use_dora": True}, "uses use_dora: it is more than a low-rank change"),
+        ({"use_dora": True}, "uses use_dora, which is more than a low-rank change"),
         ({"modules_to_save": ["head"], "bias": "all"}, "uses modules_to_save, bias"),
         ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4', which changes the base model"),
     ],
@@ -74,7 +74,7 @@ def test_tensors_that_are_others_are_refused(tmp_path):
     for tensors, message in (
         ({"a.q.lora_magnitude_vector": torch.zeros(5)}, "cannot be used: a.q.lora_magnitude_vec"),
         ({"a.k.lora_A.weight": torch.zeros(2, 4)}, "are missing: a.k.lora_B.weight"),
-        ({"a.q.lora_B.weight": torch.zeros(5, 3)}, r"shapes \(2, 4\) and \(5, 3\); those of a"),
+        ({"a.q.lora_B.weight": torch.zeros(5, 3)}, r"shapes \(2, 4\) and \(5, 3\); a linear"),
     ):
         with pytest.raises(CheckpointError, match=message):
             read_lora(adapter(tmp_path, tensors=tensors))

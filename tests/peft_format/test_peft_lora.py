@@ -87,7 +87,7 @@ def test_the_average_and_single_skills_are_mixtures_too(tmp_path):
         model.router = same
         expected = model(torch.full((3,), task), **batch(3)).logits
         assert relative_error(loaded("t5", tmp_path / name)(**batch(3)).logits, expected) < ROUNDING
-    with pytest.raises(CheckpointError, match="there is no skill 3: they are numbered 0 … 2"):
+    with pytest.raises(CheckpointError, match="there is no skill 3; skills have numbers 0 … 2"):
         skill_mixing(router, 3)
 
 
@@ -123,7 +123,7 @@ def test_scales_and_a_layer_at_two_paths_are_refused():
         backbone, lambda i, o: filled(LoRAInventory(i, o, 2)), targets=["first"], slot=slot
     )
     twice = SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)
-    with pytest.raises(CheckpointError, match="'second' stands at another path too"):
+    with pytest.raises(CheckpointError, match="'second' has several paths"):
         mixture_adapter(twice, average_mixing(twice.router))
 
 

@@ -96,10 +96,13 @@ def test_a_checkpoint_of_peft_becomes_an_inventory(family, n_splits, tmp_path):
 
 def test_what_poly_cannot_hold_is_refused():
     for model, message in (
-        (skilled(tiny_t5(), inventory="ia3"), "holds IA3Inventory; Poly's skills are LoRA"),
-        (skilled(tiny_t5(), inventory="lora-deltas"), "skills.mix is 'deltas', and Poly averages"),
-        (skilled(tiny_gpt2()), "is Conv1D; Poly takes nn.Linear"),
-        (skilled(tiny_t5(), router="hyperformer"), "HyperFormerRouter are not positive with sum 1"),
+        (skilled(tiny_t5(), inventory="ia3"), "has IA3Inventory; Poly needs LoRA"),
+        (skilled(tiny_t5(), inventory="lora-deltas"), "skills.mix is 'deltas', but Poly averages"),
+        (skilled(tiny_gpt2()), "is Conv1D; Poly needs nn.Linear"),
+        (
+            skilled(tiny_t5(), router="hyperformer"),
+            "HyperFormerRouter are not non-negative with sum 1",
+        ),
     ):
         with pytest.raises(CheckpointError, match=message):
             poly_checkpoint(model, base=None)

@@ -124,22 +124,22 @@ def test_adapterhub_answers_as_the_task(family, kind, tmp_path, monkeypatch):
     assert relative_error(bare(**batch(3)).logits, expected) < ROUNDING
 
 
-SERVED, MERGED = r"Only mttl answers with them \(mttl predict", r"A whole model .*mttl merge-task"
+SERVED, MERGED = r"Use the run itself \(mttl predict", r"Write a whole model .*mttl merge-task"
 STACKED = partial(AdapterInventory, parallel=False, stages=[1, 2])
 OBLONG = partial(KronAInventory, shape=[2, 8])
 REFUSED = [
-    ("t5", "prefix, joint", f"decoder-only models with rotated positions alone. {SERVED}"),
-    ("gpt2", "prefix, joint", f"decoder-only models with rotated positions alone. {SERVED}"),
+    ("t5", "prefix, joint", f"decoder-only models with rotary positions. {SERVED}"),
+    ("gpt2", "prefix, joint", f"decoder-only models with rotary positions. {SERVED}"),
     ("llama", "prefix", f"PEFT has no gated prefixes .*{SERVED}"),
     ("llama", "adapter", f"parallel adapters read before the norm. {SERVED}"),
-    ("llama", STACKED, f"stacked adapters are several of AdapterHub's. {SERVED}"),
-    ("gpt2", "adapter, behind", f"known for t5, mt5, llama, mistral, not for gpt2. {SERVED}"),
+    ("llama", STACKED, f"AdapterHub has no single adapter of several stages. {SERVED}"),
+    ("gpt2", "adapter, behind", f"supported for t5, mt5, llama, mistral, not for gpt2. {SERVED}"),
     ("t5", "krona_block", f"KronABlockInventory does not add .*{SERVED}"),
     ("t5", "ladder", f"LadderInventory does not add .*{SERVED}"),
-    ("t5", "krona-deltas", f"one product, and not a sum. {MERGED}"),
+    ("t5", "krona-deltas", f"one product, not a sum. {MERGED}"),
     ("gpt2", "krona-factors", f"is for nn.Linear, not Conv1D. {MERGED}"),
-    ("t5", OBLONG, f"left factors near the roots .*gives \\[2, 8\\]. {MERGED}"),
-    ("t5", "dense-deltas", f"give the rank to approximate them with. {MERGED}"),
+    ("t5", OBLONG, f"left factors near the square roots .*has \\[2, 8\\]. {MERGED}"),
+    ("t5", "dense-deltas", f"set the rank of their approximation. {MERGED}"),
 ]
 
 

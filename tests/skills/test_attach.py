@@ -114,7 +114,7 @@ def test_the_skills_live_where_the_layer_lives_and_keep_their_dtype():
         ([], "linear", "targets must name at least one layer"),
         (["all"], "fine", r"granularity \('fine'\) must be one of model, stack"),
         (["mlp", "attentoin"], "linear", r"'attentoin' matches no.*Did you mean 'attention'"),
-        (["q_proj"], "linear", "end in: k, lm_head, o, q, v, wi, wo$"),
+        (["q_proj"], "linear", "its linear layers: k, lm_head, o, q, v, wi, wo$"),
         # divides the attention's 16 features, not the 24 of the feed-forward blocks
         (["all"], "layer", r"': n_heads \(16\) must divide out_features \(24\)"),
     ],

@@ -198,5 +198,5 @@ def test_adaptation_takes_the_attention_for_the_router():
 
 def test_attention_has_no_plain_weights():
     model = model_of()
-    with pytest.raises(ValueError, match="attention chooses skills by token, so that no weight"):
+    with pytest.raises(ValueError, match="attention chooses skills by token, so a task has no"):
         fold(model, average_mixing(model.router))

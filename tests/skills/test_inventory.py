@@ -93,21 +93,31 @@ REFUSED = [
     (LadderInventory, (8, 4, K, 2), {"n_heads": 2}, r"n_heads \(2\) must be 1 for Ladder"),
     (KronAInventory, (8, 12, K), {"n_heads": 2}, r"n_heads \(2\) must be 1 for KronA"),
     (KronAInventory, (8, 12, K), {"shape": (5, 2)}, r"shape \(\[5, 2\]\) must be two sizes"),
-    (KronABlockInventory, (8, 12, K), {}, r"residual must be false where .* \(12 features\)"),
+    (KronABlockInventory, (8, 12, K), {}, r"residual must be false for .* \(12 features\)"),
     (CompacterInventory, (8, 12, K), {"n_products": 3}, r"\(3\) must divide in_features \(8\)"),
     (CompacterInventory, (8, 12, K), {"hidden_features": 6}, r"divide hidden_features \(6\)"),
-    (AdapterInventory, (8, 8, 5), {"stages": (2, 2)}, r"stages \(\[2, 2\]\) must be numbers"),
-    (AdapterInventory, (8, 8, 5), {"stages": (0, 5)}, r"stages \(\[0, 5\]\) must be numbers"),
-    (AdapterInventory, (8, 8, 5), {"stages": (2, 3)}, r"set parallel: false for stages"),
+    (
+        AdapterInventory,
+        (8, 8, 5),
+        {"stages": (2, 2)},
+        r"stages \(\[2, 2\]\) must be positive numbers",
+    ),
+    (
+        AdapterInventory,
+        (8, 8, 5),
+        {"stages": (0, 5)},
+        r"stages \(\[0, 5\]\) must be positive numbers",
+    ),
+    (AdapterInventory, (8, 8, 5), {"stages": (2, 3)}, r"parallel must be false for several stages"),
     (IntrinsicInventory, (8, 8, K), {"init": "normal"}, r"init .'normal'. must be one"),
-    (DiffPruningInventory, (8, 8, K), {"stretch": (0.0, 1.5)}, "must begin below 0 and end ab"),
-    (LoRAInventory, (4, 6, K), {"scale": 0.5, "alpha": 1.0}, r"scale \(0\.5\) must stay out"),
-    (LoRAInventory, (4, 6, K), {"shared_down": True, "init": "pissa"}, "an input side of its own"),
+    (DiffPruningInventory, (8, 8, K), {"stretch": (0.0, 1.5)}, "must start below 0 and end ab"),
+    (LoRAInventory, (4, 6, K), {"scale": 0.5, "alpha": 1.0}, r"scale \(0\.5\) cannot be combined"),
+    (LoRAInventory, (4, 6, K), {"shared_down": True, "init": "pissa"}, "a separate input factor"),
     (FeedForwardExperts, (8, 0, 8, K), {}, r"hidden_features \(0\) must be at least 1"),
     (FeedForwardExperts, (8, 8, 8, K), {"dropout": 1.0}, r"dropout \(1.0\) must be below 1"),
     (FeedForwardExperts, (8, 8, 8, K), {"activation": "swish"}, "must be one of relu, gelu"),
     (tensor_of, (DenseInventory, (3, 3)), {"init": "normal"}, r"init \('normal'\) must be one"),
-    (tensor_of, (LoRAInventory, (4, 4)), {"dropout": 0.1}, "composed, dropout must be 0"),
+    (tensor_of, (LoRAInventory, (4, 4)), {"dropout": 0.1}, "composed parameters, dropout must"),
     (tensor_of, (LoRAInventory, (4, 4)), {"init": "pissa"}, "init 'zero' or 'kaiming'"),
     (AttendedInventory, (LoRAInventory(4, 6, K, n_heads=2),), {}, r"n_heads \(2\) must be 1"),
     (AttendedInventory, (LoRAInventory(4, 6, K),), {"query": "key"}, r"query \('key'\) must be"),
@@ -127,7 +137,7 @@ def test_what_does_not_fit_is_refused(kind, sizes, settings, message):
 def test_what_a_kind_cannot_do_is_refused():
     x, y, weights = torch.randn(1, 2, 8), torch.randn(1, 2, 8), torch.ones(1, 1, 2)
     for masks in (SupermaskInventory(8, 8, 2), HeadMaskInventory(8, 8, 2, 4)):
-        with pytest.raises(TypeError, match="Inventory needs the layer itself: call combine_lin"):
+        with pytest.raises(TypeError, match="Inventory needs the base layer; call combine_lin"):
             masks(x, y, weights)
     with pytest.raises(NotImplementedError, match="the layer has no bias"):
         BitFitInventory(8, 8, 2).fold(torch.randn(8, 8), None, weights[0])

@@ -233,21 +233,21 @@ def test_calling_the_backbone_alone_is_an_error():
         skilled(tiny_t5()).backbone(**batch(4))
 
 
-OUT = r"task id {} is out of range: the router knows 3 tasks, with ids 0 to 2"
+OUT = r"task id {} is out of range: the router has 3 tasks, with ids 0 to 2"
 WRONG = {
     "received 4 rows for 3 .*one task id per example": lambda m: m(TASK_IDS[:3], **batch(4)),
     OUT.format(-1): lambda m: run(m, torch.tensor([0, -1, 1, 0])),
     OUT.format(3): lambda m: m.generate(torch.tensor([3]), input_ids=batch(1)["input_ids"]),
-    "the backbone has no skilled layer; call attach_skills": lambda m: SkilledModel(
+    "the backbone has no layer with skills; call attach_skills": lambda m: SkilledModel(
         nn.Linear(2, 2), m.router, m.slot
     ),
-    "'encoder.*q' reads another routing slot than the model's": lambda m: SkilledModel(
+    "'encoder.*q' has another routing slot than the model": lambda m: SkilledModel(
         m.backbone, m.router, RoutingSlot()
     ),
-    "reads group 3, but the router has 3 groups": lambda m: SkilledModel(
+    "has the group 3, but the router has 3 groups": lambda m: SkilledModel(
         m.backbone, PolytroponRouter(3, 3, 2, 3), m.slot
     ),
-    "has 3 skills or experts and 2 heads, the router 4 and 1": lambda m: SkilledModel(
+    "has 3 skills or experts and 2 heads, but the router has 4 and 1": lambda m: SkilledModel(
         m.backbone, PolytroponRouter(m.router.n_groups, 3, 1, 4), m.slot
     ),
 }

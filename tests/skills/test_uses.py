@@ -348,10 +348,10 @@ def test_gradients_agree_with_finite_differences(kind):
 
 def test_uses_that_a_kind_has_not_are_refused():
     experts, supermask = FeedForwardExperts(I, 3, O, K), make_kind("supermask", I, O, K)
-    message = "FeedForwardExperts cannot be mixed by task, only chosen by token; choose another ki"
+    message = "FeedForwardExperts cannot be mixed by task, only chosen by token; use another ki"
     with pytest.raises(ValueError, match=message):
         SkilledLinear(nn.Linear(I, O), experts, RoutingSlot(), 0)
-    message = "SupermaskInventory cannot be chosen by token, only mixed by task; choose another ki"
+    message = "SupermaskInventory cannot be chosen by token, only mixed by task; use another ki"
     with pytest.raises(ValueError, match=message):
         MoELayer(supermask, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
     with pytest.raises(ValueError, match=message):

@@ -73,10 +73,10 @@ def test_swapping_is_removing_and_applying():
     theirs.apply("task", skills[0])
     assert same(weights(model), weights(other))
     for call, message in (
-        (lambda: ours.swap("lingo", "x", skills[0]), "no skill 'lingo' is on the network"),
+        (lambda: ours.swap("lingo", "x", skills[0]), "no skill 'lingo' is applied"),
         (lambda: ours.remove("languages"), r"no skill 'languages' .*\. Did you mean 'language'"),
-        (lambda: ours.apply("task", skills[0]), "a skill 'task' is on the network already"),
-        (lambda: ours.swap("language", "task", skills[0]), "a skill 'task' is on the network alr"),
+        (lambda: ours.apply("task", skills[0]), "a skill 'task' is applied already"),
+        (lambda: ours.swap("language", "task", skills[0]), "a skill 'task' is applied already"),
         (lambda: ours.apply("x", skills[0], weight=float("nan")), "must be a finite number"),
     ):
         with pytest.raises(ValueError, match=message):

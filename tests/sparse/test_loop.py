@@ -73,7 +73,7 @@ def test_states_are_checked(tmp_path):
     path = tmp_path / "state"
     assert load_state(path, {}, resume=True) is None
     save_state(path, {"x": torch.ones(2)}, {"lr": 1.0, "seed": 3})
-    with pytest.raises(ConfigError, match="is the state of a run that was stopped: continue it"):
+    with pytest.raises(ConfigError, match="is the state of a stopped run: continue it"):
         load_state(path, {"lr": 1.0, "seed": 3}, resume=False)
     with pytest.raises(ConfigError, match=r"with other settings:\nlr: 1\.0, now 2\.0"):
         load_state(path, {"lr": 2.0, "seed": 3}, resume=True)

@@ -120,7 +120,7 @@ def test_masked_text_asks_for_fifteen_percent_as_bert_does():
 
 def test_masks_and_text_are_found_or_asked_for():
     assert mask_id(TOKENIZER, None) == TOKENIZER.convert_tokens_to_ids("<extra_id_0>")
-    with pytest.raises(ConfigError, match=r"--mask \('ab'\) is 2 tokens; it must be one"):
+    with pytest.raises(ConfigError, match=r"--mask \('ab'\) has 2 tokens; it must be one"):
         mask_id(TOKENIZER, "ab")
 
     class Bare:
@@ -129,10 +129,10 @@ def test_masks_and_text_are_found_or_asked_for():
         def convert_tokens_to_ids(self, token):
             return None
 
-    with pytest.raises(ConfigError, match="Bare has no mask token; give the text of one by --mask"):
+    with pytest.raises(ConfigError, match="Bare has no mask token; set its text by --mask"):
         mask_id(Bare(), None)  # type: ignore[arg-type]
     for texts in ([], [""]):
-        with pytest.raises(ConfigError, match="the text has no line to learn from"):
+        with pytest.raises(ConfigError, match="the text has no line with tokens"):
             CausalText(TOKENIZER, texts, 8)
-    with pytest.raises(ConfigError, match=r"--max-length \(1\) leaves no room"):
+    with pytest.raises(ConfigError, match=r"--max-length \(1\) leaves no tokens"):
         RestoredText(TOKENIZER, TEXTS, 1)

@@ -61,7 +61,7 @@ def write(path, tensors, facts, version=1):
     save_file(tensors, path, {METADATA: json.dumps(metadata)})
 
 
-PLACES = r"changes of 'w' must have ascending places in \(4,\), and one value each"
+PLACES = r"changes of 'w' must have ascending indices within \(4,\), and one value each"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"one\.safetensors' is damaged"):
         SparseSkill.load(path)
     save_file({"w": torch.ones(2)}, path)
-    with pytest.raises(CheckpointError, match="holds no sparse skill"):
+    with pytest.raises(CheckpointError, match="has no sparse skill"):
         SparseSkill.load(path)
     write(path, {}, {}, version=2)
     with pytest.raises(CheckpointError, match="format_version: 2 must be 1"):

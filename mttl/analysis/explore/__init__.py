@@ -1,1 +1,1 @@
-"""A run that one can look around in: one page for a browser, offline, all of it inside."""
+"""The interactive page of a run: one HTML file that works offline."""

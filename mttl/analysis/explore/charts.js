@@ -13,7 +13,7 @@ function gain(score) {
   return score ? score.score - Math.max(0, ...Object.values(score.baselines)) : -2;
 }
 
-/** By how much a score is above the best baseline. */
+/** A cell with the difference of a score to the best baseline. */
 function gained(task) {
   const score = task?.scores[0];
   const known = score && Object.keys(score.baselines).length;
@@ -62,7 +62,7 @@ function ticks(low, high, most) {
   return found;
 }
 
-/** A chart of lines: { name, colour, points: [steps, values] }; losses that fall far are on a logarithmic axis. */
+/** A chart of lines: { name, colour, dash, points: [steps, values] }; losses that fall by a factor of 20 have a logarithmic axis. */
 function lineChart(title, lines, { width, marked = null }) {
   const [height, left, bottom, top] = [170, 46, 32, 20];
   const steps = lines.flatMap((line) => line.points[0]), all = lines.flatMap((line) => line.points[1]);
@@ -75,26 +75,28 @@ function lineChart(title, lines, { width, marked = null }) {
   const x = (step) => left + ((step - first) / (last - first)) * (width - left - 14);
   const y = (value) => height - bottom - ((scaled(value) - low) / (high - low)) * (height - bottom - top);
   const across = ticks(first, last, 4), up = logarithmic ? ticks(low, high, 3).map((power) => 10 ** power) : ticks(low, high, 4);
-  const told = lines.map((line) => `${line.name}: from ${line.points[1][0]} to ${line.points[1].at(-1)}`).join("; ");
-  return html("figure", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `${title}. ${told}` },
+  const ranges = lines.map((line) => `${line.name}: from ${line.points[1][0]} to ${line.points[1].at(-1)}`).join("; ");
+  return html("figure", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `${title}. ${ranges}` },
     svg("text", { x: left, y: 12, class: "soft" }, title),
     ...up.map((value) => svg("g", {}, svg("line", { class: "axis", x1: left, x2: width - 14, y1: y(value), y2: y(value) }),
       svg("text", { class: "soft", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, String(Number(value.toPrecision(3)))))),
     ...across.map((value) => svg("text", { class: "soft", x: x(value), y: height - bottom + 14, "text-anchor": "middle" }, value.toLocaleString("en"))),
     svg("text", { class: "soft", x: width - 14, y: height - 4, "text-anchor": "end" }, "step"),
-    ...lines.map((line) => svg("path", { d: line.points[0].map((step, number) => `${number ? "L" : "M"}${x(step).toFixed(1)} ${y(line.points[1][number]).toFixed(1)}`).join(""), fill: "none", stroke: line.colour, "stroke-width": 2 })),
+    ...lines.map((line) => svg("path", { d: line.points[0].map((step, number) => `${number ? "L" : "M"}${x(step).toFixed(1)} ${y(line.points[1][number]).toFixed(1)}`).join(""), fill: "none", stroke: line.colour, "stroke-width": 2, "stroke-dasharray": line.dash ?? null })),
     ...lines.flatMap((line) => (line.points[0].length < 40 ? line.points[0].map((step, number) => svg("circle", { cx: x(step), cy: y(line.points[1][number]), r: 2.5, style: `--f: ${line.colour}` })) : [])),
     marked === null ? null : svg("line", { x1: x(marked), x2: x(marked), y1: top, y2: height - bottom, stroke: "var(--mark)" })));
 }
 
 const runColour = (number) => `var(--run${number % 4})`;
+const runDash = (number) => [null, "7 4", "2 3"][Math.floor(number / 4) % 3];  // colours repeat beyond four runs
+const runKey = (number) => ["━", "╍", "┈"][Math.floor(number / 4) % 3];
 
 function drawCurves() {
   const kinds = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))], room = byId("curves").clientWidth;
   const width = room < 500 ? room : Math.floor(room / 2) - 6;
-  const legend = several ? html("p", { style: "flex-basis: 100%" }, ...runs.map((run, number) => html("span", { style: `color: ${runColour(number)}; margin-right: 14px` }, `■ ${run.name}`))) : "";
+  const legend = several ? html("p", { style: "flex-basis: 100%" }, ...runs.map((run, number) => html("span", { style: `color: ${runColour(number)}; margin-right: 14px` }, `${runKey(number)} ${run.name}`))) : "";
   byId("curves").replaceChildren(legend, ...kinds.map((kind) => lineChart(kind,
-    runs.flatMap((run, number) => (run.curves[kind] ? [{ name: run.name, colour: runColour(number), points: run.curves[kind] }] : [])), { width })));
+    runs.flatMap((run, number) => (run.curves[kind] ? [{ name: run.name, colour: runColour(number), dash: runDash(number), points: run.curves[kind] }] : [])), { width })));
   if (!kinds.length) byId("curves").append(html("p", {}, "The run has no metrics.csv."));
 }
 
@@ -127,10 +129,10 @@ function drawMap(run) {
     }),
     ...run.tasks.map((task, number) => {
       const [x, y] = spots[number];
-      const shape = task.adapted ? svg("path", { class: "point", d: "M0 -7L7 0L0 7L-7 0Z" }) : svg("circle", { r: 5.5 });
+
       const classes = ["task", "moves", number === chosen ? "chosen" : "", visible(task.name) ? "" : "faded"].join(" ");
       return svg("g", { class: classes, "data-task": task.name, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`, style: `--f: ${look(task.name)[0]}; --c: ${look(task.name)[1]}`,
-        onclick: () => select(task.name), onpointermove: (event) => tip(event, `${task.name}\n${task.category}`), onpointerleave: (event) => tip(event) }, shape);
+        onclick: () => select(task.name), onpointermove: (event) => tip(event, `${task.name}\n${task.category}`), onpointerleave: (event) => tip(event) }, marker(task.name));
     }),
     ...adapted.map((task) => svg("circle", { class: "start", cx: at(task.trail[0])[0], cy: at(task.trail[0])[1], r: 4, "pointer-events": "none" })),
     ...placed([...named].filter((number) => number !== undefined).map((number) => [run.tasks[number].name, ...spots[number]]), spots, width, height)
@@ -138,7 +140,7 @@ function drawMap(run) {
   return drawn;
 }
 
-/** Labels beside their points, off other points if they can be; what others leave no room for is left out. */
+/** Labels next to their points, clear of other points if possible; a label without room is left out. */
 function placed(labels, spots, width, height) {
   const boxes = [], found = [], points = spots.map(([x, y]) => [x - 6, x + 6, y + 4]);
   for (const [name, x, y] of labels) {
@@ -160,7 +162,7 @@ function placed(labels, spots, width, height) {
   return found;
 }
 
-/** Arrow keys on a map: the nearest task in their direction. */
+/** Arrow keys on a map select the nearest task in their direction. */
 function walk(event, run, spots) {
   const directions = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   const towards = directions[event.key];
@@ -177,9 +179,9 @@ function walk(event, run, spots) {
   if (found !== null) select(run.tasks[found].name, "maps", runs.indexOf(run));
 }
 
-// Tasks in rows: the tree and the matrices.
+// Pictures with a row per task: the tree and the matrices.
 
-/** Up and down go to the neighbouring row. */
+/** The up and down keys select the neighbouring row. */
 function climb(event, shown, place, side) {
   const aside = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (!aside || !shown.length) return;
@@ -193,11 +195,13 @@ function drawTree(run) {
   const shown = run.order.map((number) => run.tasks[number].name);
   const long = Math.max(...shown.map((name) => name.length));
   const [tree, width] = [220, 220 + 20 + 7 * long];
-  const x = (distance) => tree - (distance / reach) * (tree - 4), y = (place) => row * (place + 0.5);
-  const drawn = svg("svg", { viewBox: `0 0 ${width} ${row * shown.length + 4}`, width, tabindex: 0, role: "group", "aria-label": `Tree of ${shown.length} tasks of ${run.name}. Up and down go from task to task.`, onkeydown: (event) => climb(event, shown, "trees", runs.indexOf(run)) },
+  const x = (distance) => tree - (distance / reach) * (tree - 4), y = (place) => row * (place + 0.5), bottom = row * shown.length + 4;
+  const drawn = svg("svg", { viewBox: `0 0 ${width} ${bottom + 32}`, width, tabindex: 0, role: "group", "aria-label": `Tree of ${shown.length} tasks of ${run.name}. Up and down go from task to task.`, onkeydown: (event) => climb(event, shown, "trees", runs.indexOf(run)) },
     ...run.joints.map(([places, distances]) => svg("path", { class: "branch", d: places.map((place, number) => `${number ? "L" : "M"}${x(distances[number]).toFixed(1)} ${y(place).toFixed(1)}`).join("") })),
     ...shown.map((name, place) => svg("g", { class: `task${name === state.task ? " chosen" : ""}${visible(name) ? "" : " faded"}`, style: `--f: ${look(name)[0]}; --c: ${look(name)[1]}`, "data-task": name, onclick: () => select(name) },
-      svg("circle", { cx: tree + 6, cy: y(place), r: 4 }), svg("text", { class: "task", x: tree + 14, y: y(place) + 4 }, name))));
+      marker(name, { transform: `translate(${tree + 6} ${y(place)}) scale(0.7)` }), svg("text", { class: "task", x: tree + 14, y: y(place) + 4 }, name))),
+    ...ticks(0, reach, 3).map((value) => svg("text", { class: "soft", x: x(value), y: bottom + 12, "text-anchor": "middle" }, String(value))),
+    svg("text", { class: "soft", x: tree / 2, y: bottom + 27, "text-anchor": "middle" }, "1 − correlation"));
   drawn.style.maxWidth = "none";
   return html("div", { class: "scroll" }, drawn);
 }
@@ -250,12 +254,12 @@ function drawMatrix(run) {
     fill(canvas, { role: "img", "aria-label": `${title}, ${shown.length} tasks by ${run.nSkills} skills; the chosen task lists the same numbers`, "data-title": title,
       onpointermove: (event) => { const [task, skill] = place(event); tip(event, shown[task] && `${shown[task]}\nskill ${skill}: ${title} ${value(task, skill)}`); },
       onpointerleave: (event) => tip(event), onclick: (event) => { const name = shown[place(event)[0]]; if (name) select(name); } }, []);
-    return html("div", {}, html("div", { style: "font-size: 12px; line-height: 18px; height: 18px; white-space: nowrap" }, title),
+    return html("div", {}, html("div", { style: "font-size: 12px; line-height: 18px; height: 18px; white-space: nowrap" }, `${title}, by skill`),
       html("div", { style: `display: flex; font-size: 11px; height: 16px; width: ${cell * run.nSkills}px`, "aria-hidden": "true" },
         ...Array.from({ length: run.nSkills }, (_, skill) => html("span", { style: `width: ${cell}px; text-align: center; overflow: visible` }, skill % every ? "" : String(skill)))), canvas);
   });
   const marked = shown.indexOf(state.task);
   const band = marked < 0 ? null : html("div", { style: `position: absolute; left: 0; right: 0; top: ${34 + marked * row}px; height: ${row}px; outline: 2px solid var(--mark); pointer-events: none` });
   return html("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Tasks by skills of ${run.name}. Up and down go from task to task.`, onkeydown: (event) => climb(event, shown, "matrices", runs.indexOf(run)) },
-    html("div", { style: "display: inline-flex; gap: 10px; position: relative" }, html("div", { style: "padding-top: 34px" }, labels), ...columns, band));
+    html("div", { style: "display: inline-flex; gap: 10px; position: relative" }, html("div", {}, html("div", { style: "height: 34px; line-height: 34px; font-size: 12px; text-align: right" }, "task"), labels), ...columns, band));
 }

@@ -1,4 +1,4 @@
-// What is shown, and how it is made.
+// The data of the page, and helpers that make elements.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
@@ -25,7 +25,7 @@ for (const run of data.runs) {
 const runs = data.runs;
 const several = runs.length > 1;
 
-/** Names of all tasks, in the order of the first run's tree, what was adapted last. */
+/** Names of all tasks, in the order of the first run's tree; adapted tasks come last. */
 const names = [...new Set(runs.flatMap((run) => [
   ...run.order.map((number) => run.tasks[number].name),
   ...run.tasks.slice(run.nTasks).map((task) => task.name),
@@ -45,7 +45,25 @@ function look(name) {
     const task = findTask(run, name);
     if (task && run.looks[task.category]) return run.looks[task.category];
   }
-  return ["#777777", "#666666"];
+  return ["#777777", "#666666", "D"];
+}
+
+/** An outline around 0: corners at these distances, clockwise; the first is at an angle from the top. */
+function outline(radii, start = 0) {
+  const corners = radii.map((radius, number) => [radius, start + (2 * Math.PI * number) / radii.length]);
+  return `M${corners.map(([radius, angle]) => `${(radius * Math.sin(angle)).toFixed(1)} ${(-radius * Math.cos(angle)).toFixed(1)}`).join("L")}Z`;
+}
+
+/** Markers of categories by their names in Matplotlib: colours repeat beyond seven categories. */
+const star = [7, 2.6, 7, 2.6, 7, 2.6, 7, 2.6], quarter = Math.PI / 4;
+const MARKERS = {
+  o: "M-5.5 0A5.5 5.5 0 1 1 5.5 0A5.5 5.5 0 1 1 -5.5 0Z", s: outline([7, 7, 7, 7], quarter), "^": outline([7, 7, 7]),
+  D: outline([7, 7, 7, 7]), v: outline([7, 7, 7], Math.PI), P: outline(star), X: outline(star, quarter),
+  "*": outline([7.5, 3, 7.5, 3, 7.5, 3, 7.5, 3, 7.5, 3]), p: outline([6.5, 6.5, 6.5, 6.5, 6.5]), h: outline([6.5, 6.5, 6.5, 6.5, 6.5, 6.5]),
+};
+
+function marker(name, attributes = {}) {
+  return svg("path", { class: "point", d: MARKERS[look(name)[2]], ...attributes });
 }
 
 function visible(name) {

@@ -1,4 +1,4 @@
-"""One page that shows runs in a browser, offline: all it needs is inside, and no library."""
+"""An interactive page of runs: one HTML file that works offline, without any library."""
 
 import base64
 import html
@@ -22,7 +22,7 @@ from mttl.analysis.token_record import token_data
 from mttl.io.errors import TaskError
 
 N_NEAREST = 5
-# More steps than this would make the page large; they are thinned out evenly.
+# Largest number of steps on the page; more are subsampled evenly.
 MOST_STEPS = 24
 LARGEST = 2**16 - 1
 PARTS = ("page.css", "core.js", "charts.js", "panel.js", "tokens.js", "start.js")
@@ -30,10 +30,10 @@ LIVE_PARTS = ("live.html", "live.js")
 
 
 def explore_page(runs: Sequence[RoutingView], live: Mapping[str, Any] | None = None) -> str:
-    """Return a page to look around in: scores, curves, map and tree of tasks, skills, answers.
+    """Return an interactive page with scores, curves, map and tree of tasks, skills and answers.
 
-    Skills are numbered in an order that is common to all groups of layers; those of a further run
-    are matched to the first one's, where both have the same tasks, layers and number of skills.
+    Skills are numbered in one order for all groups of layers. Those of a further run are matched
+    to the first run's if both have the same tasks, layers and number of skills.
 
     Raises:
         CheckpointError: If a file of a run is damaged.
@@ -44,23 +44,23 @@ def explore_page(runs: Sequence[RoutingView], live: Mapping[str, Any] | None = N
     parts |= {name: html_text(name) for name in PARTS}
     parts |= {name: html_text(name) if live else "" for name in LIVE_PARTS}
     template = html_text("page.html")
-    # One pass: what is put in is not searched for further names.
+    # One pass, so that inserted text is not searched for further names.
     return re.sub(r"\{\{([A-Za-z.]+)\}\}", lambda match: parts[match[1]], template)
 
 
 def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
     record = view.record
-    folder, pairs, told = record.folder, view.pairs, ""
+    folder, pairs, note = record.folder, view.pairs, ""
     if first is not None:
         try:
-            # The rows of both in one order of tasks; groups of layers stay where they are.
+            # Tasks of both runs in one order; groups of layers keep their order.
             other = view.aligned_with(first)
             groups = [first.record.groups.index(group) for group in record.groups]
             ours = matched(first.record.weights, first.pairs)
             pairs = match_skills(ours, other.record.weights)[groups]
-            told = f"Skills are matched to those of {first.name}."
+            note = f"Skills are matched to those of {first.name}."
         except TaskError:
-            told = f"Skills are not those of {first.name}: tasks, layers or skills differ."
+            note = f"Skills are not matched to {first.name}: tasks, layers or skills differ."
     adapted = read_adapted(folder)
     weights = np.concatenate(
         [record.weights, *(rows[task["kept"]][:, None] for task, rows in adapted)], axis=1
@@ -92,12 +92,12 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
     agreement = group_agreement(record.weights, n_permutations=20)
     return {
         "name": view.name,
-        "told": told,
+        "note": note,
         "nSkills": record.weights.shape[2],
         "nTasks": len(record.tasks),
         "mean": scores.get("mean", []),
         "curves": curves,
-        "looks": {name: [look.fill, look.ink] for name, look in looks.items()},
+        "looks": {name: [look.fill, look.ink, look.marker] for name, look in looks.items()},
         "tasks": tasks,
         "order": [int(leaf) for leaf in leaves],
         "joints": [[_short(places), _short(distances)] for places, distances in joints],
@@ -108,7 +108,7 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
             for name, stack in zip(record.groups, stacks_of(record.groups), strict=True)
         ],
         "agreement": None if agreement is None else _short([agreement.value, agreement.mean]),
-        # In the common order of skills, (G, tasks and adapted tasks, K).
+        # Skills in the common order, shape (G, tasks and adapted tasks, K).
         "weights": _packed(matched(weights, pairs)),
         "steps": steps,
         "means": _packed(means),
@@ -119,7 +119,7 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
 
 
 def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, list[str], list]:
-    """Return mean weights (S, T, K), what the steps are called, and places on the map (S, T, 2)."""
+    """Return mean weights (S, T, K), names of the steps, and points on the map (S, T, 2)."""
     record = view.record
     names, weights = ["kept weights"], record.weights[None]
     if record.history is not None:
@@ -133,7 +133,7 @@ def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, li
 
 
 def _ablation(record: RoutingRecord, pairs: np.ndarray) -> dict[str, Any] | None:
-    """Return the changes in the order of skills that the page has, if it is one for all groups."""
+    """Return the changes in the page's order of skills, if the ablation covers all groups."""
     found = read_ablation(record.folder)
     if found is None or not found.is_of(record):
         return None
@@ -147,7 +147,7 @@ def _ablation(record: RoutingRecord, pairs: np.ndarray) -> dict[str, Any] | None
 
 
 def _packed(values: np.ndarray) -> dict[str, Any]:
-    """Return an array as 16-bit steps of its range: a twelfth of the size of numbers as text."""
+    """Return an array as 16-bit steps of its range."""
     low, high = float(values.min()), float(values.max())
     scaled = (values - low) / (high - low or 1.0) * LARGEST
     data = base64.b64encode(scaled.round().astype("<u2").tobytes()).decode("ascii")
@@ -159,11 +159,11 @@ def _short(values: Any) -> list[float]:
 
 
 def html_text(name: str) -> str:
-    """Return a file of this folder, as text; names to fill in stand in double braces."""
+    """Return the text of a file of this package, with placeholders in double braces."""
     return resources.files("mttl.analysis.explore").joinpath(name).read_text("utf-8")
 
 
 def inside_script(data: Any) -> str:
-    """Return JSON that can neither end the element it stands in nor open a comment."""
+    """Return JSON that cannot end a script element or open a comment."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,9 +1,9 @@
-// The chosen task.
+// The panel of the selected task.
 
 function drawPanel() {
   const panel = byId("panel");
   if (state.task === null) {
-    panel.replaceChildren(html("h2", {}, "Choose a task"), html("p", {}, "Click a task anywhere, or find one above and press Enter. On the map, the tree and the matrix arrow keys go from task to task."),
+    panel.replaceChildren(html("h2", {}, "Choose a task"), html("p", {}, "Click a task anywhere, or search for one above and press Enter. On the map, the tree and the matrix, arrow keys select the next task."),
       html("h3", {}, "Categories"), categories());
     return;
   }
@@ -27,14 +27,14 @@ function about(run, task) {
     ...Object.entries(task.adapted ? {} : task.curves).map(([name, points]) => lineChart(name, [{ name, colour: runColour(runs.indexOf(run)), points }], { width: panelWidth() })),
     html("h3", {}, state.layer === COMMON ? `Skills, mean over ${run.groups.length} groups of layers` : `Skills in ${run.groups[state.layer]?.name ?? "a layer that this run lacks"}`),
     skillTable(run, number),
-    html("h3", {}, "Skills by layer, from the first down"), byLayer(run, number),
+    html("h3", {}, "Mixing weights by layer (rows, the first on top) and skill (columns)"), byLayer(run, number),
     html("h3", {}, "Nearest tasks (correlation, all layers)"),
     html("ul", {}, ...task.nearest.map(([other, value]) => html("li", {}, taskButton(run.tasks[other].name), ` ${value.toFixed(2)}`))),
     ...answers(task),
   ];
 }
 
-/** How an adapted task came to its row: scores over steps, and a slider that moves it on the map. */
+/** The adaptation of a task: scores over steps, and a slider that moves the task on the map. */
 function settling(task) {
   if (!task.adapted) return [];
   const now = state.record ?? task.kept;
@@ -46,7 +46,7 @@ function settling(task) {
     sides(byId("maps"), drawMap);
   } });
   return [html("h3", {}, "Its adaptation: score on development rows"), lineChart("score", [{ name: "score", colour: "var(--run0)", points: task.curves.score }], { width: panelWidth(), marked: task.steps[task.kept] }),
-    html("label", { for: "record" }, "Its row on the map: ", moment), html("div", {}, slider)];
+    html("label", { for: "record" }, "Its position on the map: ", moment), html("div", {}, slider)];
 }
 
 function skillTable(run, number) {
@@ -93,10 +93,11 @@ function answers(task) {
   const choices = ["all", "right", "wrong"].map((name) => html("label", {}, html("input", { type: "radio", name: "filter", value: name, checked: state.filter === name, onchange: () => { state.filter = name; show(); } }), ` ${name}`));
   show();
   const share = `${found.n_right} of ${found.n_rows}`;
-  return [html("h3", {}, `Answers on ${found.split}: ${share} are an accepted answer to the letter; some of each`), html("fieldset", {}, html("legend", {}, "Show"), ...choices), list];
+  return [html("h3", {}, `Answers on ${found.split}: ${share} are an accepted answer, compared exactly; some of each`), html("fieldset", {}, html("legend", {}, "Show"), ...choices), list];
 }
 
 function categories() {
-  const inks = new Map(names.map((name) => [anyTask(name).category, look(name)[1]]));
-  return html("ul", {}, ...[...inks.keys()].sort().map((category) => html("li", {}, html("button", { type: "button", class: "name", style: `--c: ${inks.get(category)}`, onclick: () => find(category) }, category))));
+  const first = new Map(names.map((name) => [anyTask(name).category, name]));
+  const swatch = (name) => svg("svg", { viewBox: "-8 -8 16 16", width: 13, style: `display: inline-block; vertical-align: -2px; margin-right: 6px; --f: ${look(name)[0]}`, "aria-hidden": "true" }, marker(name));
+  return html("ul", {}, ...[...first].sort().map(([category, name]) => html("li", {}, html("button", { type: "button", class: "name", style: `--c: ${look(name)[1]}`, onclick: () => find(category) }, swatch(name), category))));
 }

@@ -1,6 +1,6 @@
-"""What a run left behind besides its routing: scores, curves, answers, adapted tasks.
+"""Readers of a run's scores, curves, answers and adapted tasks, for the interactive page.
 
-Damaged files are a `CheckpointError`.
+They raise `CheckpointError` for damaged files.
 """
 
 import math
@@ -16,9 +16,9 @@ from mttl.io.errors import CheckpointError
 from mttl.io.reading import read_table, to_number
 from mttl.io.record import Record
 
-# What would make the page large is thinned out.
+# Limits on the size of the page.
 MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60
-# Curves of a whole run; those of a task have its name in them.
+# Columns of metrics.csv: of a whole run, and of a task, with a place for its name.
 CURVES = ("train/loss", "val/loss", "val/score", "success")
 OF_TASKS = {"score": "val/{}/score", "loss": "val/{}/loss", "success": "success/{}"}
 SPLITS = ("test", "dev")
@@ -27,7 +27,7 @@ Facts = dict[str, Any]  # as the page takes them
 
 
 class AnswerRow(Record):
-    """The answer to a row, beside the accepted ones: a line of ``predictions/*.jsonl``."""
+    """A line of ``predictions/*.jsonl``: the answer to a row, and the accepted answers."""
 
     sample: int
     input: str
@@ -36,7 +36,7 @@ class AnswerRow(Record):
 
 
 def read_scores(folder: Path) -> dict[str, list[Facts]]:
-    """Return the scores of every task, test rows before others; nothing without ``results.csv``.
+    """Return the scores of every task, the test split first; empty without ``results.csv``.
 
     A score is a mean over samples, with ``split``, ``metric``, ``score`` and ``baselines`` by name.
     """
@@ -52,14 +52,14 @@ def read_scores(folder: Path) -> dict[str, list[Facts]]:
 
 
 def _means(path: Path, more: tuple[str, ...]) -> dict[tuple[str, ...], float]:
-    """Return means over samples by task, split and metric, behind what more columns say."""
+    """Return means over samples by the columns ``more``, task, split and metric."""
     if not path.is_file():
         return {}
     values: dict[tuple[str, ...], list[float]] = {}
     columns = [*more, "task", "split", "metric", "score"]
     for row in read_table(path, CheckpointError, columns):
         score = to_number(row["score"], f"'{path}': a score", CheckpointError)
-        # An undefined score counts as 0, as in every mean.
+        # An undefined score counts as 0, as in all means.
         key = tuple(row[name] for name in columns[:-1])
         values.setdefault(key, []).append(0.0 if math.isnan(score) else score)
     return {key: sum(scores) / len(scores) for key, scores in values.items()}
@@ -68,7 +68,7 @@ def _means(path: Path, more: tuple[str, ...]) -> dict[tuple[str, ...], float]:
 def read_run_curves(
     folder: Path, tasks: Sequence[str]
 ) -> tuple[dict[str, Curve], dict[str, dict[str, Curve]]]:
-    """Return the curves over steps of the run, and those of its tasks, by name."""
+    """Return the curves of the run by name, and those of its tasks by task and name."""
     curves = read_metrics(folder)
 
     def curve(column: str) -> Curve | None:
@@ -89,11 +89,11 @@ def read_run_curves(
 
 
 def read_answers(folder: Path, task: str) -> Facts | None:
-    """Return some answers to a task's rows, of the test rows if they were answered.
+    """Return a sample of the answers to a task's rows, or None; the test split is preferred.
 
     Returns:
-        ``split``; ``n_right``, how many of the ``n_rows`` are an accepted answer, to the letter;
-        ``shown``, some right and some wrong ones: input, answer, accepted answers, if it is right.
+        ``split``; ``n_rows``; ``n_right``, the number of rows whose answer equals an accepted one;
+        ``shown``, some right and some wrong rows: input, answer, accepted answers, whether right.
     """
     paths = {split: folder / "predictions" / f"{task}_{split}.jsonl" for split in SPLITS}
     split = next((split for split, path in paths.items() if path.is_file()), None)
@@ -118,14 +118,14 @@ def _short(text: str) -> str:
 
 
 def read_adapted(folder: Path) -> list[tuple[Facts, Float[np.ndarray, "S G K"]]]:
-    """Return the tasks that were adapted from a run and kept, if they say how their rows moved.
+    """Return the saved adapted tasks of a run that have a history of their routing weights.
 
     Returns:
-        What the page shows of each, with ``kept``, the number of the record whose row was kept (the
-        first of the best score), and its rows over the adaptation.
+        For each, the data of the page and its routing weights over the adaptation. ``kept`` is the
+        index of the step whose weights were kept, the first with the best score.
     """
     if not (folder / "plots" / "routing.npz").is_file():
-        return []  # tokens alone are routed, and rows of tasks are none
+        return []  # only tokens are routed
     places = sorted(folder.glob("adapt-*/models/*/plots/routing_history.npz"))[:MOST_ADAPTED]
     modes = {place.parents[3].name for place in places}
     return [_adapted(place.parents[1], several_modes=len(modes) > 1) for place in places]

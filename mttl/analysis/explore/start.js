@@ -1,4 +1,4 @@
-// What the reader does.
+// Controls and start.
 
 function draw() {
   drawScores();
@@ -13,7 +13,7 @@ function drawPictures() {
   byId("found").textContent = `${names.filter(visible).length} of ${names.length} tasks`;
 }
 
-/** Choose a task; the part of the page that was left by a key gets the focus back. */
+/** Select a task; after a key press the same part of the page keeps the focus. */
 function select(name, place = null, side = 0) {
   state.task = name;
   state.record = null;
@@ -46,7 +46,7 @@ function sortBy(key) {
   drawScores();
 }
 
-/** Go through training. */
+/** Show a step of training. */
 function moveTo(step) {
   const slider = byId("step");
   slider.value = step;
@@ -81,9 +81,9 @@ function play() {
 function chooseLayer(layer) {
   state.layer = layer;
   const run = runs[0];
-  const agreed = run.agreement && `Groups of layers number their skills independently, so they are matched first, by their use: matched skills of two groups correlate ${run.agreement[0].toFixed(2)} on average (${run.agreement[1].toFixed(2)} by chance). `;
-  const asked = run.ablation ? "Beside the weights: what becomes of a task when the skill is switched off for it; red is worse. " : "Run mttl ablate to see beside it what becomes of a task when a skill is switched off. ";
-  byId("skills-what").textContent = [agreed ?? "", asked, ...runs.map((other) => other.told)].join(" ");
+  const agreed = run.agreement && `Groups of layers number their skills independently, so skills are matched by their use: matched skills of two groups have a correlation of ${run.agreement[0].toFixed(2)} on average (${run.agreement[1].toFixed(2)} by chance). `;
+  const effects = run.ablation ? "Next to the weights: the change of each task without the skill; red is worse. " : "Run mttl ablate to add the change of each task without each skill. ";
+  byId("skills-what").textContent = [agreed ?? "", effects, ...runs.map((other) => other.note)].join(" ");
   sides(byId("matrices"), drawMatrix);
   drawPanel();
 }

@@ -14,9 +14,9 @@ function drawExperts(run) {
       const most = Math.max(...layer.history.flat(), 1e-6), cell = Math.max(4, Math.min(20, Math.floor(700 / steps)));
       const canvas = cells(layer.experts.length, steps, cell, 16, (expert, step) => between(CIVIDIS, layer.history[expert][step] / most));
       fill(canvas, { role: "img", "aria-label": "Load of every expert over training" }, []);
-      loads.replaceChildren(html("p", {}, `Load of every expert, a row each, from step ${tokens.steps[0]} to ${tokens.steps.at(-1)}:`), canvas);
+      loads.replaceChildren(html("p", {}, `Load by expert (rows) and step (columns, from ${tokens.steps[0]} to ${tokens.steps.at(-1)}):`), canvas);
     }
-    const head = ["expert", "load", "tokens that chose it most (after what, most often)", "commonest tokens before"];
+    const head = ["expert", "load", "tokens that chose it most often (commonest token before)", "commonest tokens before"];
     table.replaceChildren(html("tr", {}, ...head.map((text) => html("th", { scope: "col" }, text))),
       ...layer.experts.map((expert, number) => html("tr", {}, html("th", { scope: "row" }, String(number)), ...[expert.load, expert.tokens, expert.previous].map((text) => html("td", {}, text)))));
   }

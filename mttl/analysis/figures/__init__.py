@@ -1,1 +1,1 @@
-"""Figures of the routing. Each function returns a Matplotlib figure; no global state is touched."""
+"""Figures of the routing. Each function returns a Matplotlib figure and keeps no global state."""

@@ -1,6 +1,6 @@
-"""Sheets on which coordinates are inches: they end up as large as what is drawn on them.
+"""Figures whose coordinates are inches and whose size fits their content.
 
-Categories of tasks are coloured names and markers, with a legend.
+Each category of tasks has a colour and a marker, which a legend lists.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ GAP = 0.12
 DOTS_PER_INCH = 150
 INK = "#222222"
 FAINT = "#bbbbbb"
-# Decorates what draws.
+# A decorator for functions that draw.
 styled = matplotlib.rc_context(
     {
         **{"font.size": FONT, "axes.titlesize": FONT, "axes.titlepad": 5},
@@ -38,14 +38,14 @@ styled = matplotlib.rc_context(
 
 
 def new_sheet(title: str, left: float, bottom: float) -> Figure:
-    """Return a figure with its title at a place; `save_figure` fits its size to what is on it."""
+    """Return a figure with a title at a position; `save_figure` fits its size to the content."""
     figure = Figure(figsize=(1, 1), facecolor="white")
     figure.text(left, bottom, title, fontsize=TITLE)
     return figure
 
 
 def place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Add axes at a place, without ticks."""
+    """Add axes without ticks at a position, in inches."""
     axes = figure.add_axes((left, bottom, width, height))
     axes.tick_params(length=0, labelsize=FONT, labelcolor=INK, pad=3)
     axes.set(xticks=[], yticks=[])
@@ -54,25 +54,29 @@ def place(figure: Figure, left: float, bottom: float, width: float, height: floa
 
 def text_width(texts: Iterable[str], size: float = FONT) -> float:
     """Return the width in inches of the widest text."""
-    # A little more than the outlines: on screen they are fitted to pixels.
+    # 3 % wider than the outlines, which a screen fits to pixels.
     return max((1.03 * _points(text, size) / 72 for text in texts), default=0.0)
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as PNG and as SVG, at the path with each suffix, and return the two files.
+    """Write a figure as PNG, SVG and PDF, and return the files: the path with each suffix.
 
-    Text stays text in the SVG, and the same figure gives the same file.
+    Text stays text in SVG and PDF, and equal figures give equal files.
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # type: ignore[attr-defined]  # a name may hold dollar signs
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "mttl", "savefig.bbox": "tight"}
-    png, svg = (Path(f"{path}.{suffix}") for suffix in ("png", "svg"))
-    with matplotlib.rc_context({**settings, "savefig.pad_inches": 2 * GAP}):
-        with atomic_path(png) as temporary:
-            figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
-        with atomic_path(svg) as temporary:
-            figure.savefig(temporary, format="svg", metadata={"Date": None})
-    return [png, svg]
+    fonts: Any = {"svg.fonttype": "none", "svg.hashsalt": "mttl", "pdf.fonttype": 42}
+    formats: dict[str, Any] = {
+        "png": {"dpi": DOTS_PER_INCH},
+        "svg": {"metadata": {"Date": None}},
+        "pdf": {"metadata": {"CreationDate": None}},
+    }
+    margins = {"savefig.bbox": "tight", "savefig.pad_inches": 2 * GAP}
+    with matplotlib.rc_context({**fonts, **margins}):
+        for suffix, settings in formats.items():
+            with atomic_path(Path(f"{path}.{suffix}")) as temporary:
+                figure.savefig(temporary, format=suffix, **settings)
+    return [Path(f"{path}.{suffix}") for suffix in formats]
 
 
 @cache
@@ -84,11 +88,12 @@ def _points(text: str, size: float) -> float:
 def label_rows(
     axes: Axes, names: Sequence[str], categories: Sequence[str], *, marks: float
 ) -> None:
-    """Name the rows of axes, at 0, 1, 2, …, in the colours of their tasks' categories.
+    """Label the rows of axes with tasks, in the colours of their categories.
 
-    The markers are next to them, ``marks`` widths of the axes from their left side.
+    A marker stands next to each label, at ``marks`` widths of the axes from their left side.
     """
     axes.set_yticks(range(len(names)), names)
+    axes.set_ylabel("task")
     axes.tick_params(axis="y", pad=14)
     looks = category_looks(categories)
     for label, category in zip(axes.get_yticklabels(), categories, strict=True):
@@ -100,7 +105,7 @@ def label_rows(
 def mark_categories(
     axes: Axes, points: Float[np.ndarray, "N 2"], categories: Sequence[str], **options: Any
 ) -> None:
-    """Draw the marker of each task's category at a point of the axes."""
+    """Draw each task's marker, that of its category, at its point."""
     names = np.array(categories)
     limits = axes.axis()
     for category, look in category_looks(categories).items():
@@ -110,7 +115,7 @@ def mark_categories(
 
 
 def add_legend(figure: Figure, left: float, top: float, categories: Sequence[str]) -> None:
-    """List the categories, downwards from a place, if any is known."""
+    """Add a legend of the categories at a position, unless all are unknown."""
     if set(categories) <= {UNKNOWN}:
         return
     looks = category_looks(categories).items()

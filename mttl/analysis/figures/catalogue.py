@@ -1,4 +1,4 @@
-"""All figures of a run, by the names of their files."""
+"""The figures of a run by file name."""
 
 import importlib.util
 import re
@@ -20,17 +20,21 @@ from mttl.analysis.token_counts import load_entropy
 from mttl.analysis.token_record import TokenRoutingRecord
 from mttl.io.errors import CheckpointError
 
-PANELS = 12  # groups of layers in one figure, at most
+PANELS = 12  # largest number of groups of layers in one figure
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
 SMALLEST_UMAP = 5  # tasks
-TOKENS = ("load entropy", "dropped", "task, bits", "token before, bits", "token, bits")
+TOKENS = ("load entropy", "dropped", "by task, bits", "by token before, bits", "by token, bits")
 
 
-def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tuple[str, Figure]]:
-    """Draw every figure of a run, and compare it with another; see `RoutingView.aligned_with`.
+def drawings(
+    view: RoutingView, other: RoutingView | None = None, *, subsets: bool = False
+) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of a run and the names of their files, without suffix.
 
-    Yields:
-        The name of the file, without suffix, and the figure.
+    Args:
+        view: Routing to draw.
+        other: A second run to compare with; see `RoutingView.aligned_with`.
+        subsets: Whether to draw the table of the subsets of skills in use.
     """
     record, weights = view.record, view.record.weights
     over = what_mean(view)
@@ -51,20 +55,22 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
     title = of("tree of tasks by their routing")
     yield "dendrogram", dendrogram(view.tree, **title)
     yield "dendrogram_radial", radial_dendrogram(view.tree, **title)
-    title = of(f"skills with a probability above one half ({over})")
-    active = matched(record.probabilities, view.pairs).mean(0) > 0.5
-    yield "skill_subsets", subset_table(active, **title)
+    if subsets:
+        title = of(f"skills with a probability above one half ({over})")
+        active = matched(record.probabilities, view.pairs).mean(0) > 0.5
+        yield "skill_subsets", subset_table(active, **title)
 
     points, shares = principal_components(weights)
     trails = [on_components(weights, rows) for rows in view.trails.values()]
     what = "principal components of the tasks' routing"
     if trails:
-        what += "; lines: adapted tasks from their first row to their last"
+        what += "; lines: adapted tasks from their first routing weights to their last"
     axes = f"component 1 ({shares[0]:.0%})", f"component 2 ({shares[1]:.0%})"
     yield "task_map_pca", task_map(points, trails=trails, axis_names=axes, **of(what))
     if importlib.util.find_spec("umap") and len(record.tasks) >= SMALLEST_UMAP:
-        points = umap_projection(weights)
-        yield "task_map_umap", task_map(points, **of("UMAP of the tasks' routing"))
+        points, axes = umap_projection(weights), ("UMAP 1", "UMAP 2")
+        title = of("UMAP of the tasks' routing")
+        yield "task_map_umap", task_map(points, axis_names=axes, **title)
 
     title = f"{view.name}: statistics of the routing by layer"
     yield "statistics_by_layer", statistics_by_layer(view.statistics, record.groups, title=title)
@@ -82,35 +88,31 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
 
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
-    """Draw how tasks change without a skill in all groups of layers, beside its weights.
-
-    Raises:
-        CheckpointError: If it is of other tasks or groups than the run.
-    """
+    """Draw the mixing weights next to the change of every task without each skill."""
     if not found.is_of(view.record):
         raise CheckpointError(
-            f"what is in '{view.record.folder}' about skills that are switched off is of other "
-            "tasks or layers than its routing. Delete it, and run mttl ablate again"
+            f"the ablation in '{view.record.folder}' has other tasks or layers than its routing; "
+            "delete it and run mttl ablate again"
         )
     weights = matched(view.record.weights, found.pairs).mean(0)
-    unit = "loss" if found.scores is None else "score, points"
+    unit = "loss" if found.scores is None else "score, percentage points"
     return heat_maps(
         np.stack([weights, found.changes[0]]),
         ["mixing weight", f"{found.quantity} without the skill"],
         view.record.tasks,
         order=view.order,
         categories=view.categories,
-        title=f"{view.name}: what skills are for, {what_mean(view)}",
+        title=f"{view.name}: effect of each skill, {what_mean(view)}",
         changes=f"change of the {unit}",
         less_is_worse=found.scores is not None,
     )
 
 
 def token_drawings(record: TokenRoutingRecord, name: str) -> Iterator[tuple[str, Figure]]:
-    """Draw how experts are used; see `drawings`."""
+    """Yield the figures of the experts that tokens choose; see `drawings`."""
     bits = record.task_bits, record.previous_bits, record.token_bits
     values = np.stack([record.evenness(), record.dropped, *bits], axis=1)
-    title = f"{name}: loads of experts, and what decides the expert of a token"
+    title = f"{name}: loads of experts, and mutual information of expert and task or token"
     yield "tokens_by_layer", statistics_by_layer(values, record.layers, title=title, names=TOKENS)
     history = record.history
     if history is not None and len(history.steps):
@@ -128,16 +130,16 @@ def _file_name(text: str) -> str:
 
 
 def what_mean(view: RoutingView) -> str:
-    """Say what a mean over groups of layers is of."""
+    """Return the description of the mean over a run's groups of layers, for titles."""
     groups = view.record.groups
     if len(groups) == 1:
         return groups[0]
-    told = "" if view.members else ", skills matched across them"
-    return f"mean over {len(groups)} groups of layers{told}"
+    how = "" if view.members else ", skills matched across them"
+    return f"mean over {len(groups)} groups of layers{how}"
 
 
 def layer_parts(groups: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    """Yield what each figure shows and its groups of layers: of a block, or of a stack."""
+    """Yield the name and the groups of layers of each figure: a block, or a stack."""
     if len(groups) == 1:
         return
     names = [match[0] if (match := BLOCK.match(group)) else stack_of(group) for group in groups]

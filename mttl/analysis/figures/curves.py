@@ -1,4 +1,4 @@
-"""The statistics of the routing over layers and over training."""
+"""Figures of the routing statistics by layer and over training."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from mttl.analysis.routing_record import Curves
 from mttl.analysis.statistics import ALL, STACKS, STATISTICS, stack_means, stacks_of
 
 PANEL = 1.9  # inches
-SPACE = 0.7  # between panels with an axis each
-GUTTER = 0.2  # between panels with one axis for all
+SPACE = 0.75  # between panels with separate y axes
+GUTTER = 0.2  # between panels with a common y axis
 HEADING = 0.35
 # Marker, line and colour of each stack.
 LOOKS = {
@@ -35,7 +35,7 @@ def statistics_by_layer(
     title: str,
     names: Sequence[str] = STATISTICS,
 ) -> Figure:
-    """Draw each statistic as a column of points, one per group of layers, with the means."""
+    """Draw each statistic as a panel of points, one per group of layers, with the means."""
     stacks = [stack or ALL for stack in stacks_of(groups)]
     means = stack_means(values, groups)
     height = ROW * len(groups)
@@ -49,16 +49,18 @@ def statistics_by_layer(
             mean, ends = means[stack][number], (min(rows) - 0.5, max(rows) + 0.5)
             axes.plot([mean, mean], ends, line, color=colour, linewidth=1, zorder=1)
         axes.set_ylim(len(groups) - 0.5, -0.5)
-        _tidy(axes, name)
+        _tidy(axes, xlabel=name)
         axes.set_yticks(range(len(groups)), groups if number == 0 else [""] * len(groups))
         axes.tick_params(axis="y", length=0)
+        if number == 0:
+            axes.set_ylabel("layers")
     _add_key(figure, dict.fromkeys(stacks), "lines: means")
     return figure
 
 
 @styled
 def statistics_over_training(curves: Curves, *, title: str) -> Figure:
-    """Draw each statistic over the steps of training, of all layers and of the stacks apart."""
+    """Draw each statistic over training, for all layers and for each stack."""
     known = [name for name in STATISTICS if name in curves]
     others = {name.rpartition("/")[2] for name in curves} - set(STATISTICS)
     figure = new_sheet(title, 0, PANEL + HEADING)
@@ -72,15 +74,14 @@ def statistics_over_training(curves: Curves, *, title: str) -> Figure:
             marker, line, colour = LOOKS[stack]
             drawn[stack] = None
             axes.plot(*curves[name], line, marker=marker, color=colour, linewidth=1, markersize=3.5)
-        axes.set_xlabel("step")
-        _tidy(axes, statistic)
+        _tidy(axes, xlabel="step", ylabel=statistic)
         axes.yaxis.set_major_locator(MaxNLocator(5))
     _add_key(figure, drawn)
     return figure
 
 
-def _tidy(axes: Axes, name: str) -> None:
-    axes.set_title(name, loc="left")
+def _tidy(axes: Axes, **labels: str) -> None:
+    axes.set(**labels)
     axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.tick_params(length=2)
     axes.ticklabel_format(useOffset=False)
@@ -90,7 +91,7 @@ def _tidy(axes: Axes, name: str) -> None:
 
 
 def _add_key(figure: Figure, stacks: Iterable[str], note: str = "") -> None:
-    """List the stacks in one line below."""
+    """Add a legend of the stacks in one line below the panels."""
     keys = []
     for stack in stacks:
         marker, line, colour = LOOKS[stack]

@@ -1,4 +1,4 @@
-"""Matrices of tasks as heat maps, and the subsets of skills that they use as a table."""
+"""Heat maps of task matrices, and a table of the subsets of skills that tasks use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +16,7 @@ from mttl.analysis.figures.canvas import (
     ROW,
     add_legend,
     label_rows,
+    mark_categories,
     new_sheet,
     place,
     styled,
@@ -28,9 +29,10 @@ AROUND_ZERO = "RdBu_r"  # blue below zero, white at it, red above
 SCALE = 1.6  # inches: a colour bar with its name, and the space below
 PANEL = (1.25, 2.6)  # smallest and largest width of one of several panels, in inches
 BAR = 0.14
-MARKS = -0.1  # where the markers of categories are
+MARKS = -0.1  # position of the markers of categories, in inches from the axes
 TASKS_WIDTH = 6.5  # inches, unless one name is longer
 DOTS_WIDTH = 5.0  # inches, at most
+MARK_WIDTH = 0.12  # inches for the marker before a name
 
 
 @styled
@@ -48,9 +50,9 @@ def heat_maps(
 ) -> Figure:
     """Draw matrices of tasks by skills side by side, in one order of tasks and one scale.
 
-    Names are headings; long ones break at dots and slashes. With ``changes``, what its colours
-    mean, the last panel has a scale of its own around zero, on which worse is red. Skills have
-    numbers unless they have names.
+    ``names`` are the headings; long ones break at dots and slashes. ``changes`` names the quantity
+    of the last panel, which then has its own scale around zero, with worse in red. Skills are
+    numbered if ``skills`` has no names.
     """
     n_panels, n_tasks, n_skills = panels.shape
     panel = max(n_skills * ROW, PANEL[0])
@@ -97,7 +99,7 @@ def similarity_matrix(
     title: str,
     quantity: str = "correlation",
 ) -> Figure:
-    """Draw the similarity of all tasks with all; the diagonal, always 1, is left out."""
+    """Draw the similarity of all pairs of tasks; the diagonal, always 1, is left out."""
     size = len(tasks) * ROW
     figure = new_sheet(title, 0, size + 3 * GAP)
     axes = place(figure, 0, 0, size, size)
@@ -105,6 +107,7 @@ def similarity_matrix(
     image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
     names, chosen = ([values[int(task)] for task in order] for values in (tasks, categories))
     axes.set_xticks(range(len(tasks)), names, rotation=90)
+    axes.set_xlabel("task")
     label_rows(axes, names, chosen, marks=MARKS / size)
     for label, coloured in zip(axes.get_xticklabels(), axes.get_yticklabels(), strict=True):
         label.set_color(coloured.get_color())
@@ -117,12 +120,12 @@ def similarity_matrix(
 def subset_table(
     active: Bool[np.ndarray, "T K"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
-    """List the subsets of skills in use, how many tasks use just these, and which they are."""
+    """Draw a table of the subsets of skills in use: skills, number of tasks, and tasks."""
     n_skills = active.shape[1]
     looks = category_looks(categories)
     space = min(ROW, DOTS_WIDTH / n_skills)
-    names = n_skills * space + 0.5  # where the names start
-    figure = new_sheet(title, 0, 1 + ROW + GAP)
+    names = n_skills * space + 0.5  # left edge of the names
+    figure = new_sheet(title, 0, 1 + 2 * ROW + GAP)
     axes = place(figure, 0, 0, 1, 1)
     axes.set(xlim=(0, 1), ylim=(1, 0))  # inches, from the first row downwards
     axes.set_axis_off()
@@ -130,10 +133,13 @@ def subset_table(
     every = max(1, int(np.ceil(text_width([str(n_skills)]) * 1.5 / space)))
     for skill in range(0, n_skills, every):
         axes.text((skill + 0.5) * space, 0, str(skill), ha="center", va="center")
+    axes.text(0, -ROW, "skills", va="center")
     axes.text(names - 0.12, 0, "n", ha="right", va="center")
     axes.text(names, 0, "tasks", va="center")
     breadth, y = 0.0, ROW
-    rules = []
+    rules: list[float] = []
+    spots: list[tuple[float, float]] = []  # of the markers, for tasks in the order of the table
+    ordered: list[int] = []
     for subset, members in skill_subsets(active):
         rules.append(y)
         y += 0.8 * ROW
@@ -143,24 +149,26 @@ def subset_table(
         axes.text(names - 0.12, y, str(len(members)), ha="right", va="center")
         x = 0.0
         for task in members:
-            needed = text_width([tasks[task]])
+            needed = MARK_WIDTH + text_width([tasks[task]])
             if x and x + needed > TASKS_WIDTH:
                 x, y = 0.0, y + ROW
-            axes.text(names + x, y, tasks[task], color=looks[categories[task]].ink, va="center")
+            spots.append((names + x + MARK_WIDTH / 3, y))
+            ordered.append(task)
+            ink = looks[categories[task]].ink
+            axes.text(names + x + MARK_WIDTH, y, tasks[task], color=ink, va="center")
             breadth = max(breadth, x + needed)
             x += needed + 0.13
         y += 0.8 * ROW
+    mark_categories(axes, np.array(spots), [categories[task] for task in ordered])
     axes.hlines(rules, 0, names + breadth, color=FAINT, linewidth=0.5, clip_on=False)
     add_legend(figure, names + breadth + 0.3, 1, categories)
     return figure
 
 
 def skill_subsets(active: Bool[np.ndarray, "T K"]) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Group the tasks by their subset of skills.
+    """Return each subset of skills in use and the ids of its tasks; small subsets first.
 
-    Returns:
-        Each subset that occurs and the ids of its tasks; small subsets first, as in the appendix
-        of Ponti, Sordoni, Bengio and Reddy, EACL 2023.
+    The table is that of the appendix of Ponti, Sordoni, Bengio and Reddy, EACL 2023.
     """
     found: dict[tuple[int, ...], list[int]] = {}
     for task, row in enumerate(active):
@@ -169,14 +177,14 @@ def skill_subsets(active: Bool[np.ndarray, "T K"]) -> list[tuple[tuple[int, ...]
 
 
 def _around_zero(values: np.ndarray, reverse: bool = False) -> dict[str, Any]:
-    """Return a scale whose middle is zero, so that signs can be seen."""
+    """Return the settings of a diverging colour scale around zero."""
     largest = float(np.abs(values).max()) or 1.0
     colours = AROUND_ZERO.removesuffix("_r") if reverse else AROUND_ZERO
     return {"cmap": colours, "vmin": -largest, "vmax": largest}
 
 
 def _add_scale(figure: Figure, image: AxesImage, left: float, top: float, quantity: str) -> None:
-    """Draw the colour bar, one inch high, below its name."""
+    """Draw a colour bar, one inch high, with its name above."""
     axes = place(figure, left, top - 1.2, BAR, 1.0)
     bar = figure.colorbar(image, cax=axes)
     bar.outline.set_visible(False)  # type: ignore[operator]
@@ -185,7 +193,7 @@ def _add_scale(figure: Figure, image: AxesImage, left: float, top: float, quanti
 
 
 def _broken(name: str, n_characters: int) -> str:
-    """Break a name at dots and slashes into lines of at most so many characters, if it can."""
+    """Break a name at dots and slashes into lines of at most ``n_characters`` where possible."""
     lines = [""]
     for part in name.replace("/", "/\0").replace(".", ".\0").split("\0"):
         if lines[-1] and len(lines[-1] + part) > n_characters:

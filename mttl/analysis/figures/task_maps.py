@@ -1,4 +1,4 @@
-"""The tree of tasks, upright and round, and tasks as labelled points in the plane."""
+"""Dendrograms of tasks, upright and radial, and maps of tasks as labelled points."""
 
 from collections.abc import Iterator, Sequence
 
@@ -41,7 +41,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 def dendrogram(
     tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
-    """Draw the tree with its leaves, the tasks, on the right."""
+    """Draw the dendrogram with the tasks on the right."""
     leaves, joints = tree_joints(tree)
     top = len(tasks) * ROW
     figure = new_sheet(title, 0, top + 2 * GAP)
@@ -57,8 +57,9 @@ def dendrogram(
     chosen = [categories[leaf] for leaf in leaves]
     label_rows(axes, [tasks[leaf] for leaf in leaves], chosen, marks=1 + 0.1 / TREE_WIDTH)
     axes.tick_params(axis="y", length=0)
+    axes.yaxis.set_label_position("right")
     axes.spines[["left", "right", "top"]].set_visible(False)
-    add_legend(figure, TREE_WIDTH + text_width(tasks) + 0.55, top, chosen)
+    add_legend(figure, TREE_WIDTH + text_width(tasks) + 0.7, top, chosen)
     return figure
 
 
@@ -66,7 +67,7 @@ def dendrogram(
 def radial_dendrogram(
     tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
-    """Draw the tree with its root in the middle and the tasks around it."""
+    """Draw the dendrogram with its root in the middle and the tasks around it."""
     leaves, joints = tree_joints(tree)
     n_tasks = len(tasks)
     # One row of text per task along the circle, and a gap of one where the ends meet.
@@ -76,9 +77,10 @@ def radial_dendrogram(
     axes = place(figure, 0, 0, 2 * reach, 2 * reach)
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
     axes.set_axis_off()
+    figure.text(0, -GAP, "radius: 1 − correlation, 0 at the tasks")
 
     def angle(places: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
-        """The first task is at the top; the others follow clockwise."""
+        """Return angles clockwise from the top."""
         return np.pi / 2 - 2 * np.pi * (places + 0.5) / (n_tasks + 1)
 
     scale = radius / _reach(tree)
@@ -94,7 +96,7 @@ def radial_dendrogram(
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     mark_categories(axes, (radius + 0.07) * directions, chosen)
     for leaf, category, theta, direction in zip(leaves, chosen, angles, directions, strict=True):
-        left_half = direction[0] < 0  # there the text is turned, so that it is never upside down
+        left_half = direction[0] < 0  # here the text is rotated by 180° so as to stay upright
         x, y = (radius + 0.16) * direction
         axes.text(
             *(x, y, tasks[leaf]),
@@ -109,7 +111,7 @@ def radial_dendrogram(
 
 
 def _reach(tree: Float[np.ndarray, "T-1 4"]) -> float:
-    """The distance that the drawing spans: a little more than the root's."""
+    """Return the distance that the drawing spans: 1.04 times that of the root."""
     return 1.04 * float(tree[-1, 2]) or 1.0
 
 
@@ -120,12 +122,12 @@ def task_map(
     *,
     categories: Sequence[str],
     title: str,
-    axis_names: tuple[str, str] = ("", ""),
+    axis_names: tuple[str, str],
     trails: Sequence[Float[np.ndarray, "S 2"]] = (),
 ) -> Figure:
-    """Draw tasks as points; labels move aside, with a thin line, where they would overlap.
+    """Draw tasks as labelled points; a displaced label has a thin line to its point.
 
-    Trails are ways that tasks came; they begin with a ring.
+    A trail shows how the routing weights of a task changed; it begins with a ring.
     """
     widths = [text_width([task]) + SPACE for task in tasks]
     size = max(SMALLEST, float(np.sqrt(AREA_PER_LABEL * sum(widths) * ROW)))
@@ -134,7 +136,7 @@ def task_map(
     axes.spines[["top", "right"]].set_visible(False)
     axes.set(xlabel=axis_names[0], ylabel=axis_names[1], xlim=(0, size), ylim=(0, size))
 
-    # Coordinates in inches from here on: labels are placed by their size on paper.
+    # From here on coordinates are inches, since labels are placed by their size.
     shown = np.concatenate([points, *trails])
     spread = np.ptp(shown, axis=0)
     shown = 0.4 + (shown - shown.min(0)) / np.where(spread > 0, spread, 1) * (size - 0.8)
@@ -159,11 +161,9 @@ def task_map(
 def place_labels(
     points: Float[np.ndarray, "T 2"], widths: Sequence[float], size: float
 ) -> list[Box]:
-    """Choose a box for the label of every point: the nearest that is free.
+    """Return a box for the label of every point: the nearest free one.
 
-    Returns:
-        Boxes that overlap neither each other nor any point; a label for which the whole square has
-        no room stays beside its point.
+    Boxes overlap neither each other nor a point, unless the square has no room for a label.
     """
     taken = [(x - DOT / 2, y - DOT / 2, x + DOT / 2, y + DOT / 2) for x, y in points]
     boxes: list[Box] = []
@@ -176,7 +176,7 @@ def place_labels(
 
 
 def _around(x: float, y: float, width: float, size: float) -> Iterator[Box]:
-    """Boxes around a point, on wider and wider rings; the first is to its right."""
+    """Yield boxes around a point on growing rings; the first is to its right."""
     for distance in np.arange(0.06, size, 0.07):
         for angle in np.linspace(0, 2 * np.pi, 16, endpoint=False):
             # The side of the box that faces the point touches the ring.

@@ -1,6 +1,6 @@
-"""REINFORCEMENT LEARNING: pure functions on what a policy saw, did and got.
+"""REINFORCEMENT LEARNING: pure functions of rollouts and demonstrations.
 
-Letters beyond those of `mttl.shapes`: `S` steps, `N` slots (environments of a task) or sequences,
-`M` tokens of a mission (`L` of the longest), `E` distinct missions, `D` numbers of a memory, `C`
-memories kept, `A` actions.
+Axes in addition to those of `mttl.shapes`: `S` steps, `N` slots (environments of a task) or
+sequences, `M` tokens of a mission (`L` of the longest), `E` distinct missions, `D` size of a
+memory, `C` stored memories, `A` actions.
 """

@@ -1,10 +1,10 @@
-"""When a task counts as learned: the number of episodes until 99 % of them succeed.
+"""The number of episodes until a success rate of 99 %, as a measure of sample efficiency.
 
-Every update writes a row: how many episodes have ended so far, and each level's success rate over
-its last 100 (`EpisodeLog`). Rates are averaged over levels and smoothed by the mean of 100 rows,
-half of them before and half after; the first row that reaches 99 % counts. For one level that is
-the rule of BabyAI's code, whose rows hold all episodes of an update and at least 64, and which
-smooths over 10 rows for GoToRedBallGrey. Polytropon names no rule.
+Every update logs a row: the number of finished episodes, and each level's success rate over its
+last 100 (`EpisodeLog`). Rates are averaged over levels and over a centred window of 100 rows; the
+first row that reaches 99 % counts. For one level this is the rule of BabyAI's code, whose rows have
+all episodes of an update and at least 64, and which smooths over 10 rows for GoToRedBallGrey.
+Polytropon's paper has no rule.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-# A rate of exactly the threshold counts, in whatever order its terms were added.
+# Tolerance for rates that equal the threshold up to rounding.
 ROUNDING = 1e-9
 
 
 class EpisodeLog:
-    """Counts episodes and frames of T levels and remembers the last episodes of each.
+    """Counts of episodes and frames of T levels, and means over the last episodes of each.
 
-    Means are over ``window`` episodes of a level, and NaN until so many have ended: a rate over a
-    few would look like one over many. Frames are those of unfinished episodes, too.
+    Means are over ``window`` episodes of a level, and NaN before as many have ended. Frames include
+    those of unfinished episodes.
     """
 
     episodes: Int[np.ndarray, "T"]
@@ -33,7 +33,7 @@ class EpisodeLog:
         self.window = window
         self.episodes = np.zeros(len(levels), dtype=np.int64)
         self.frames = np.zeros(len(levels), dtype=np.int64)
-        # Success, reward and steps of the last episodes; number e is at place e % window.
+        # Success, reward and steps of the last episodes; episode e is at index e % window.
         self.last = np.zeros((len(levels), window, 3))
 
     def update(
@@ -43,26 +43,25 @@ class EpisodeLog:
         reward: Float[np.ndarray, "T N"],
         length: Int[np.ndarray, "T N"],
     ) -> None:
-        """Take in one step of all environments; length and reward are read where an episode ended.
+        """Add one step of all environments; length and reward count only for finished episodes.
 
-        An episode succeeds if it terminates with a positive reward: BabyAI rewards nothing else,
-        and an episode can also terminate in failure. Episodes that end in the same step count in
-        the order of their slots.
+        An episode succeeds if it terminates with a positive reward. Episodes that end in the same
+        step count in the order of their slots.
         """
         ended = terminated | truncated
         level, slot = np.nonzero(ended)
-        earlier = np.cumsum(ended, axis=1)[level, slot] - 1  # in this step, of the same level
+        earlier = np.cumsum(ended, axis=1)[level, slot] - 1  # of the same level in this step
         place = (self.episodes[level] + earlier) % self.window
         values = np.stack([terminated & (reward > 0), reward, length], axis=-1)
-        # Where a step ends more episodes than the window holds, numpy keeps the last.
+        # If more episodes end than fit in the window, numpy keeps the last.
         self.last[level, place] = values[level, slot]
         self.episodes += ended.sum(axis=1)
         self.frames += ended.shape[1]
 
     def row(self) -> dict[str, float]:
-        """Return a row of a log: totals, and for each level ``success/``, ``reward/``, ``steps/``.
+        """Return a row of a log: totals, the mean ``success``, and the means of each level.
 
-        ``success`` is the mean over levels.
+        Keys of levels are ``success/<level>``, ``reward/<level>`` and ``steps/<level>``.
         """
         full = self.episodes >= self.window
         means = np.where(full[:, None], self.last.mean(axis=1), np.nan).T
@@ -73,19 +72,19 @@ class EpisodeLog:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on, as plain lists and numbers."""
+        """Return the state as plain lists and numbers."""
         return {name: getattr(self, name).tolist() for name in ("episodes", "frames", "last")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a state."""
         for name, values in state.items():
             getattr(self, name)[:] = values
 
 
 def smooth(rates: Float[np.ndarray, "R T"], rows: int) -> Float[np.ndarray, "R T"]:
-    """Return the centred rolling mean: over ``rows // 2`` rows before each, itself, and the rest.
+    """Return the centred rolling mean over ``rows`` rows, ``rows // 2`` of them before each.
 
-    Rows without a whole window around them, or with NaN in it, are NaN.
+    Rows are NaN if their window is incomplete or contains NaN.
     """
     smoothed = np.full(rates.shape, np.nan)
     if rows <= len(rates):
@@ -101,16 +100,13 @@ def episodes_to(
     threshold: float = 0.99,
     smoothing: int = 100,
 ) -> int | None:
-    """Return after how many episodes the mean success rate first reached a threshold.
+    """Return the number of episodes until the mean success rate reached a threshold, or None.
 
     Args:
-        episodes: Of all levels, ended until each row of the log.
-        rates: Success rate of each level at that row, over its last episodes.
-        threshold: What has to be reached.
-        smoothing: Rows of the centred rolling mean; 1 takes the first lucky row.
-
-    Returns:
-        The episodes of that row, or None if there is none.
+        episodes: Number of finished episodes of all levels at each row of the log.
+        rates: Success rate of each level at each row, over its last episodes.
+        threshold: Success rate to reach.
+        smoothing: Number of rows of the centred rolling mean; 1 means no smoothing.
 
     References:
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (the

@@ -1,4 +1,4 @@
-"""Advantages, and the losses of PPO and of behaviour cloning."""
+"""Generalised advantages, and the losses of PPO and behaviour cloning."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,12 +19,10 @@ def generalised_advantages(
     .. math:: \delta_s = r_s + \gamma\,(1 - e_s)\,v_{s+1} - v_s, \qquad
               A_s = \delta_s + \gamma \lambda\,(1 - e_s)\,A_{s+1}, \qquad A_S = 0
 
-    The returns that the critic learns are ``advantages + values``. An episode that ran out of time
-    counts as one that ended, as in BabyAI's code: the reward falls with time, so that the limit is
-    a part of the task.
-
-    The action of a step where e is 1 ended an episode; ``next_values`` are those of the observation
-    after the last step, :math:`\gamma` is ``discount`` and :math:`\lambda` ``decay``.
+    The returns of the critic are ``advantages + values``. :math:`e_s` is 1 if the action of step s
+    ended an episode. Truncated episodes count as ended, as in BabyAI's code, since the reward falls
+    with time. ``next_values`` are those of the observation after the last step, :math:`\gamma` is
+    ``discount`` and :math:`\lambda` ``decay``.
 
     References:
         Schulman, Moritz, Levine, Jordan and Abbeel, *High-Dimensional Continuous Control Using
@@ -44,7 +42,7 @@ def generalised_advantages(
 def action_log_probs(
     logits: Float[Tensor, "*frames A"], actions: Int[Tensor, "*frames"]
 ) -> Float[Tensor, "*frames"]:
-    """Return the logarithm of the probability of each action taken."""
+    """Return the log-probability of each action."""
     return logits.log_softmax(-1).gather(-1, actions[..., None])[..., 0]
 
 
@@ -61,7 +59,7 @@ def ppo_loss(
     value_coef: float,
     entropy_coef: float,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    r"""Return the loss of actor and critic on some frames, and its terms.
+    r"""Return the PPO loss of actor and critic on some frames, and its terms.
 
     With :math:`\rho = \pi(a) / \pi_{old}(a)`, :math:`\epsilon` = ``clip``, and
     :math:`\bar v = v_{old} + \mathrm{clip}(v - v_{old}, \pm\epsilon)`, the mean over all frames of
@@ -70,15 +68,15 @@ def ppo_loss(
               + c_v \max\bigl((v - R)^2, (\bar v - R)^2\bigr)
               - c_e\, \mathrm{H}(\pi)
 
-    Every frame has the same weight, and so has every task: a batch has equally many frames of each.
-    Old ones are of the rollout. R are the returns, in units of the (scaled) reward; there is no
-    further factor of a half on the critic's loss. The entropy H is in nats.
+    All frames have equal weight, and so have all tasks, of which a batch has equal numbers of
+    frames. Old values are those of the rollout. R are the returns, in units of the (scaled) reward;
+    the critic's loss has no factor 1/2. The entropy H is in nats.
 
     Returns:
-        The loss, and without gradients ``policy_loss``, ``value_loss`` and ``entropy`` (all before
-        weighting), ``approximate_kl`` from the old policy to this one (the mean of
-        :math:`\rho - 1 - \log\rho`, which is never negative), and ``clip_fraction``, the fraction
-        of frames whose ratio lies outside the range.
+        The loss, and without gradients ``policy_loss``, ``value_loss`` and ``entropy`` (before
+        weighting), ``approximate_kl`` from the old policy to the new one (the mean of
+        :math:`\rho - 1 - \log\rho`), and ``clip_fraction``, the fraction of frames whose ratio is
+        outside the range.
 
     References:
         Schulman, Wolski, Dhariwal, Radford and Klimov, *Proximal Policy Optimization Algorithms*,
@@ -115,17 +113,17 @@ def imitation_loss(
     *,
     entropy_coef: float,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    r"""Return how unlikely the demonstrated actions are, less a bonus for entropy.
+    r"""Return the cross-entropy of the demonstrated actions less an entropy bonus, and statistics.
 
     .. math:: \frac{1}{\sum m} \sum m\, \bigl(-\log \pi(a) - c_e\, \mathrm{H}(\pi)\bigr)
 
-    All frames under the mask have the same weight, so a task with longer demonstrations weighs
-    more, unless the caller computes one loss per task. A batch without such frames has a loss of 0.
-    Where the mask is false, a demonstration had ended; its actions may be any valid numbers.
+    All frames under the mask have equal weight, so a task with longer demonstrations weighs more
+    unless there is one loss per task. Without such frames the loss is 0. The mask is false for
+    padding, whose actions may be any valid numbers.
 
     Returns:
         The loss, and without gradients ``cross_entropy``, ``entropy`` and ``accuracy``, the
-        fraction of frames where the most probable action is the demonstrated one.
+        fraction of frames whose most probable action is the demonstrated one.
 
     References:
         Chevalier-Boisvert et al., *BabyAI: A Platform to Study the Sample Efficiency of Grounded

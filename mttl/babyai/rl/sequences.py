@@ -1,4 +1,4 @@
-"""A rollout cut into short sequences, and the shuffled minibatches that are learned from."""
+"""Rollouts, short sequences of them, and shuffled minibatches for training."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -8,20 +8,20 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64, UInt8
 from torch import Tensor
 
-# Fields that a sequence takes over from its rollout, frame by frame.
+# Fields of a rollout that its sequences have for every frame.
 _FRAMES = ("images", "begins", "actions", "log_probs", "values")
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a policy saw, did and got: in one step of N environments of T tasks, or in S steps.
+    """Observations, actions and rewards of one step of N environments of T tasks, or of S steps.
 
     Attributes:
-        images: What is seen before the action.
-        begins: The observation is the first of an episode.
-        memory: Memory of the policy before it sees the observation. Of S steps only what stood
-            before every ``recurrence``-th is kept: sequences begin nowhere else.
-        ends: The action ended the episode.
+        images: Images before the action.
+        begins: Whether the observation is the first of an episode.
+        memory: Memory of the policy before the observation; for S steps, only before every
+            ``recurrence``-th one, where sequences start.
+        ends: Whether the action ended the episode.
     """
 
     images: UInt8[Tensor, "*S T N 7 7 3"]
@@ -36,7 +36,7 @@ class Rollout:
 
 
 def stack_steps(steps: Sequence[Rollout], recurrence: int) -> Rollout:
-    """Return the rollout of S single steps in order; gradients pass back ``recurrence`` steps."""
+    """Return the rollout of S single steps, with memories before every ``recurrence``-th one."""
     stacked = {}
     for field in fields(Rollout):
         kept = steps[::recurrence] if field.name == "memory" else steps
@@ -48,13 +48,13 @@ def stack_steps(steps: Sequence[Rollout], recurrence: int) -> Rollout:
 class EpisodeSequences:
     """N sequences of S steps for each of T tasks; the task axis is first, for `vmap` over tasks.
 
-    What a `Rollout` has too is that of its frames.
+    Other fields are those of a `Rollout`.
 
     Attributes:
-        missions: The distinct missions of the whole rollout, no longer than the longest.
-        mission_index: Which of them each frame has.
-        memory: Of the policy before the first step of each sequence.
-        returns: What the critic should have expected.
+        missions: Distinct missions of the rollout, without common padding.
+        mission_index: Index of each frame's mission.
+        memory: Memory of the policy before the first step of each sequence.
+        returns: Targets of the critic.
     """
 
     images: UInt8[Tensor, "T S N *image"]
@@ -70,7 +70,7 @@ class EpisodeSequences:
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What a policy reads, in the order of its arguments."""
+        """The inputs of a policy, in the order of its arguments."""
         return self.images, self.missions, self.mission_index, self.memory, self.begins
 
     def to(self, device: torch.device | str) -> "EpisodeSequences":
@@ -78,14 +78,14 @@ class EpisodeSequences:
         return EpisodeSequences(**{name: x.to(device) for name, x in vars(self).items()})
 
     def select(self, chosen: Int64[Tensor, "T n"]) -> "EpisodeSequences":
-        """Return some sequences of every task, copied."""
+        """Return a copy of some sequences of every task."""
         n_tasks, n_steps, n_sequences = self.actions.shape
         tasks = torch.arange(n_tasks, device=chosen.device)[:, None]
         steps = torch.arange(n_steps, device=chosen.device)[:, None]
         frames = ((tasks * n_steps)[..., None] + steps) * n_sequences + chosen[:, None]
 
         def pick(field: Tensor) -> Tensor:
-            # Copies frame by frame; indexing with `frames` would copy number by number.
+            # This copies whole frames; indexing with `frames` would copy single numbers.
             return field.flatten(0, 2).index_select(0, frames.flatten()).unflatten(0, frames.shape)
 
         first = (tasks * n_sequences + chosen).flatten()
@@ -103,8 +103,8 @@ def cut_sequences(
 ) -> EpisodeSequences:
     """Return all sequences of a rollout, in order: C per slot, ``recurrence`` steps each.
 
-    Sequence ``c * N + n`` of a task holds the steps from ``c * recurrence`` on of slot n, and the
-    memory from before the first of them.
+    Sequence ``c * N + n`` of a task has the steps of slot n from ``c * recurrence`` on, and the
+    memory before the first of them.
     """
     missions, mission_index = distinct_missions(rollout.missions)
     recurrence = len(rollout.actions) // len(rollout.memory)
@@ -126,10 +126,11 @@ def cut_sequences(
 def minibatches(
     sequences: EpisodeSequences, *, n_minibatches: int, n_epochs: int, generator: torch.Generator
 ) -> Iterator[EpisodeSequences]:
-    """Return ``n_epochs * n_minibatches`` minibatches; each epoch uses every frame once.
+    """Yield ``n_epochs * n_minibatches`` minibatches; each epoch uses every frame once.
 
-    Each epoch shuffles the sequences of every task separately, so that a minibatch has equally many
-    of each task; their number divides that of the sequences of a task. The generator is the CPU's.
+    Each epoch shuffles the sequences of every task separately, so that a minibatch has equal
+    numbers of each task. ``n_minibatches`` must divide the number of a task's sequences; the
+    generator must be on the CPU.
     """
     n_tasks, _, n_sequences = sequences.actions.shape
     for _ in range(n_epochs):
@@ -141,22 +142,18 @@ def minibatches(
 def distinct_missions(
     missions: UInt8[Tensor, "S T N M"],
 ) -> tuple[UInt8[Tensor, "T E L"], Int64[Tensor, "S T N"]]:
-    """Return the distinct missions of every task, and which of them each frame has.
+    """Return the distinct missions of every task, and the index of each frame's mission.
 
-    ``distinct[t, index[s, t, n]]`` is ``missions[s, t, n]`` without the padding that all missions
-    have in common: a recurrent encoder takes as many steps as missions are long.
-
-    Returns:
-        The distinct missions, where E is the number of the task that has most (the others repeat
-        theirs, so that all tasks have the same shape) and L, at least 1, the length of the longest.
-        And the index.
+    ``distinct[t, index[s, t, n]]`` is ``missions[s, t, n]`` without common padding. E is the
+    largest number of distinct missions of a task (others repeat theirs), and L, at least 1, the
+    length of the longest.
     """
     tokens = without_padding(missions.cpu()).numpy()
     n_steps, n_tasks, n_slots, length = tokens.shape
     found, indices = [], []
     for task in range(n_tasks):
         rows = np.ascontiguousarray(tokens[:, task]).reshape(-1, length)
-        # Rows seen as items of `length` bytes are sorted ten times as fast as along an axis.
+        # Sorting items of `length` bytes is ten times as fast as sorting along an axis.
         distinct, index = np.unique(rows.view(f"V{length}")[:, 0], return_inverse=True)
         found.append(distinct.view(np.uint8).reshape(-1, length))
         indices.append(index.reshape(n_steps, n_slots))
@@ -167,6 +164,6 @@ def distinct_missions(
 
 
 def without_padding(missions: UInt8[Tensor, "*rows M"]) -> UInt8[Tensor, "*rows L"]:
-    """Return missions without the columns that only pad; at least one column stays."""
+    """Return missions without columns of padding, with at least one column."""
     used = int((missions != 0).flatten(0, -2).any(0).sum())
     return missions[..., : max(1, used)]

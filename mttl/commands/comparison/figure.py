@@ -27,17 +27,18 @@ def comparison_figure(
     """
     panels = [side for side in SIDES if not all(math.isnan(getattr(row, side)) for row in lines)]
     height = ROW * len(lines)
-    title = "Mean test score over tasks in %; whiskers: 95 % of the difference to the line"
+    title = "Scores of methods; whiskers: 95 % interval of the difference to the reference's line"
     figure = new_sheet(title, 0, height + 3 * GAP)
     for column, side in enumerate(panels):
         axes = place(figure, column * (PANEL + 2 * GAP), 0, PANEL, height)
         axes.spines[["left", "right", "top"]].set_visible(False)
-        axes.set_title(f"{side} tasks")
+        axes.set(title=f"{side} tasks", xlabel="mean test score over tasks, %")
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(axis="x", length=3)
         if column == 0:
             axes.set_yticks(range(len(lines)), [line.method for line in lines])
+            axes.set_ylabel("method")
         for row, (line, dots) in enumerate(zip(lines, seeds[side], strict=True)):
             mean, apart = getattr(line, side), getattr(line, f"{side}_difference")
             if math.isnan(mean):

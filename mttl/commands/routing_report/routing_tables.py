@@ -24,18 +24,19 @@ from mttl.training.loss import global_mean
 MOST_PAIRS = 5
 
 
-def statistics_table(view: RoutingView) -> TextTable:
-    """Return a table of routing statistics per group of layers, with means."""
+def statistics_table(view: RoutingView, *, every: bool = True) -> TextTable:
+    """Return a table of routing statistics: means, by default below those of every group."""
     table = TextTable(f"Routing of {view.name}").words("layers").numbers(*STATISTICS)
-    for group, values in zip(view.record.groups, view.statistics, strict=True):
-        table.add(group, then=values)
-    table.add_section()
+    if every:
+        for group, values in zip(view.record.groups, view.statistics, strict=True):
+            table.add(group, then=values)
+        table.add_section()
     for stack, values in stack_means(view.statistics, view.record.groups).items():
         table.add("mean" if stack == ALL else f"mean, {stack}", then=values)
     table.caption = (
         "discreteness: 1 is binary, 0 undecided; active cells: their fraction; usage: 1 if all "
         f"skills are used equally; effective skills: number (of {view.record.weights.shape[2]}) "
-        "that a task mixes"
+        "that a task mixes" + ("" if every else "; --all shows every group of layers")
     )
     return table
 

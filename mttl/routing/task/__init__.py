@@ -1,1 +1,1 @@
-"""Task routers: each reads task ids and mixes the skills of a whole model."""
+"""Task routers, which mix the skills of a whole model by task ids or prompts."""

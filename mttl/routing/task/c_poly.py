@@ -1,4 +1,4 @@
-"""C-Poly: skills that all tasks share, and some that each task has for itself."""
+"""C-Poly: skills common to all tasks, and private skills of each task."""
 
 from typing import Any, ClassVar
 
@@ -13,28 +13,27 @@ from mttl.routing.task.task_router import TaskRows, initial_rows
 
 
 class CPolyRouter(PolytroponRouter):
-    r"""Polytropon's rows over skills that all tasks share, and some of each task (C-Poly).
+    r"""Polytropon's routing over skills common to all tasks and private skills of each task.
 
-    A mask M has the skills that a task may use. A task mixes A skills that are common to all tasks
-    and B that are its own, so that of T tasks there are :math:`K = A + B T` skills. Its choices are
-    drawn as Polytropon's are, and :math:`w_k = M_{tk} \hat z_k / \sum_j M_{tj} \hat z_j`. Without
-    skills of their own (B = 0) tasks have Polytropon's rows, bit for bit. The prior is of the
-    common skills: of those of a single task there is no sharing to say anything about.
+    A task mixes A common skills and its B private ones, so T tasks have :math:`K = A + B T` skills.
+    The routing is sampled as Polytropon's, masked by M, and normalised:
+    :math:`w_k = M_{tk} \hat z_k / \sum_j M_{tj} \hat z_j`. Without private skills (B = 0) it is
+    bit-identical to Polytropon's. The prior applies to the common skills only.
 
-    This follows the paper's abstract and public reviews. That one sum over common and own skills
-    divides the row is taken from B = 0; start, rates and prior are Polytropon's. How a new task
-    begins is ours.
+    This follows the paper's abstract and public reviews. The normalisation over common and private
+    skills together is inferred from the case B = 0; initialisation, rates and prior are
+    Polytropon's. The initialisation of new tasks is our choice.
 
     Args:
-        n_skills: Skills K: the common ones, and behind them B of each task, task by task.
-        n_private: Skills that each task has for itself, besides; 0 is Polytropon.
-        **settings: Those of `PolytroponRouter`, but for a shared skill, and rows divided by sums.
+        n_skills: Number of skills K: the common ones, then B of each task, task by task.
+        n_private: Private skills B of each task; 0 is Polytropon.
+        **settings: Settings of `PolytroponRouter` except ``shared_skill`` and ``normalise``.
 
     Attributes:
-        allowed: Which task may use which skill: 1 or 0, shape (T, K).
+        allowed: Mask M of the skills that each task may use, 1 or 0, shape (T, K).
 
     Raises:
-        ValueError: If no skill is left to be common.
+        ValueError: If no common skill is left.
 
     References:
         Wang, Sun, Jin, Wang, Fan, Xu, Du and Fan, *Customizable Combination of Parameter-Efficient
@@ -42,12 +41,12 @@ class CPolyRouter(PolytroponRouter):
     """
 
     lacks: ClassVar = {
-        "weighs_experts": "it gives tasks skills of their own, and experts are of no task; use "
+        "weighs_experts": "it has private skills of tasks, and experts belong to no task; use "
         "polytropon"
     }
     refuses: ClassVar = {
-        f"{condition}": f"{name} ({{{name}}}) must be {needed} for the c_poly router, where it "
-        "would count skills of other tasks; it is a setting of polytropon"
+        f"{condition}": f"{name} ({{{name}}}) must be {needed} for the router c_poly, since other "
+        "values would involve skills of other tasks; it is a setting of polytropon"
         for condition, name, needed in (
             ("shared_skill", "shared_skill", False),
             ("normalise != sum", "normalise", "sum"),
@@ -76,7 +75,7 @@ class CPolyRouter(PolytroponRouter):
 
     @property
     def common(self) -> Bool[Tensor, "K"]:
-        """The skills that most tasks may use; others are of one task. Of one task all are."""
+        """The skills that all tasks may use; with a single task, all skills."""
         n_users = self.allowed.sum(0)
         return n_users == n_users.max()
 
@@ -93,14 +92,14 @@ class CPolyRouter(PolytroponRouter):
     def for_new_tasks(
         self, n_tasks: int, *, init: str = "mean", private: bool = False
     ) -> "CPolyRouter":
-        """Return a router of the same skills and settings for new tasks.
+        """Return a router with the same skills and settings for new tasks.
 
-        They use the common skills, over which rows start as ``init`` says. With ``private`` they
-        have skills of their own too, in the places of those of known tasks, which have to be
-        re-initialised; rows over these are drawn again.
+        Routing weights of the common skills start as for `TaskRouter.for_new_tasks`. With
+        ``private``, new tasks also get the private skills of known tasks, which the caller must
+        re-initialise; their routing weights are drawn again.
 
         Raises:
-            ValueError: If there are not as many places, or ``init`` is unknown.
+            ValueError: If there are fewer known tasks with private skills, or ``init`` is unknown.
         """
         common = self.common
         sharing = self.allowed[:, common].bool().all(1)
@@ -110,8 +109,8 @@ class CPolyRouter(PolytroponRouter):
             allowed = self.allowed[sharing][:n_tasks]
             if len(allowed) < n_tasks:
                 raise ValueError(
-                    f"n_tasks ({n_tasks}) must be at most {len(allowed)}: new tasks have skills of "
-                    "their own where as many known ones have theirs"
+                    f"n_tasks ({n_tasks}) must be at most {len(allowed)}, the number of known "
+                    "tasks whose private skills new tasks can replace"
                 )
             fresh = initial_rows(self.logits, n_tasks, "fresh", self.init_scale)
             rows = torch.where(common, rows, fresh)

@@ -1,4 +1,4 @@
-"""Hard choice: each task draws one skill, by the Gumbel-softmax, or by trial and error."""
+"""Routers that choose one skill: by the Gumbel-softmax, or by a score-function estimator."""
 
 from typing import ClassVar
 
@@ -12,18 +12,18 @@ from mttl.routing.task.task_router import TaskRouter, TaskRows
 
 
 class CategoricalRouter(TaskRouter):
-    r"""Learns one distribution over skills per task, and gives each example one skill of it.
+    r"""Samples one skill per example from a learned distribution of its task.
 
-    While training, with Gumbel noise :math:`\gamma` and temperature :math:`\tau`,
+    In training, with Gumbel noise :math:`\gamma` and temperature :math:`\tau`,
     :math:`w = \mathrm{softmax}((z_t + \gamma) / \tau)`; in evaluation
     :math:`w = \mathrm{softmax}(z_t)`. With ``straight_through`` both are rounded to the skill with
     the largest weight, and gradients are those of the soft weights.
 
     Args:
-        straight_through: One skill in the forward pass; else a mixture by the drawn weights.
-        temperature: Temperature of the Gumbel-softmax. It is a buffer, so that it can be annealed.
-        final_temperature: Anneal the temperature to this value over training.
-        init_scale: Logits start in U(-init_scale, init_scale).
+        straight_through: Whether the forward pass uses one skill, or a mixture by soft weights.
+        temperature: Temperature of the Gumbel-softmax; a buffer, so that it can be annealed.
+        final_temperature: Temperature at the end of training, if it is annealed.
+        init_scale: Scale of the logits' initialisation, U(-init_scale, init_scale).
 
     References:
         Jang, Gu and Poole, *Categorical Reparameterization with Gumbel-Softmax*, ICLR 2017,
@@ -33,7 +33,7 @@ class CategoricalRouter(TaskRouter):
     lacks: ClassVar = {
         "weighs_experts": (
             "straight_through",
-            "it chooses one expert for a task; use a router that mixes",
+            "it chooses one expert per task; use a router that mixes",
         )
     }
     task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
@@ -73,44 +73,44 @@ class CategoricalRouter(TaskRouter):
         if not self.straight_through:
             return soft
         chosen = functional.one_hot(soft.argmax(-1), self.n_skills).to(soft.dtype)
-        # The brackets make the sum exact: 1 and 0 stay 1 and 0.
+        # The brackets make the sum exactly 1 or 0.
         return chosen + (soft - soft.detach())
 
 
-# A running mean over about the last hundred examples of a task.
+# Approximate number of a task's examples in its running mean loss.
 WINDOW = 100
 
 
 class ScoreFunctionRouter(CategoricalRouter):
-    r"""Draws one skill per example and learns from how the example fared.
+    r"""Samples one skill per example and learns from the example's loss (REINFORCE).
 
-    The draw :math:`k \sim \mathrm{softmax}(z_t)` has no gradient. The score-function estimator
-    (REINFORCE) gives one of the expected loss,
-    :math:`\nabla_z E[\ell_i] = E[(\ell_i - b_i) \nabla_z \log p(k_i \mid t)]`; the log-probability
-    is that of the draws in all groups and heads together. The baseline :math:`b_i` leaves example i
-    out, so that the estimate is unbiased from the first batch: it is the mean loss of the task's
-    other examples in the batch and of its last hundred in earlier batches. A task without any takes
-    the mean of the other examples of the batch. In evaluation a task uses its likeliest skill.
+    The sample :math:`k \sim \mathrm{softmax}(z_t)` has no gradient. The score-function estimator
+    gives the gradient of the expected loss,
+    :math:`\nabla_z E[\ell_i] = E[(\ell_i - b_i) \nabla_z \log p(k_i \mid t)]`, with the joint
+    log-probability of all groups and heads. The baseline :math:`b_i` leaves example i out, so the
+    estimate is unbiased: it is the mean loss of the task's other examples in the batch and of about
+    a hundred earlier ones; if there are none, that of the batch's other examples. In evaluation a
+    task uses its most probable skill.
 
     Args:
-        entropy: Weight of minus the entropy of the choices in the loss, averaged over groups and
-            heads: keeps all skills tried.
-        init_scale: Logits start in U(-init_scale, init_scale).
+        entropy: Weight in the loss of the negative entropy of the choices, a mean over groups and
+            heads; it encourages exploration.
+        init_scale: Scale of the logits' initialisation, U(-init_scale, init_scale).
 
     References:
         Kool, van Hoof and Welling, *Buy 4 REINFORCE Samples, Get a Baseline for Free!*, ICLR 2019
         workshop on Deep Reinforcement Learning Meets Structured Prediction (the leave-one-out
-        baseline, there over several draws for one input). Williams, *Simple Statistical
+        baseline, there over several samples for one input). Williams, *Simple Statistical
         Gradient-Following Algorithms for Connectionist Reinforcement Learning*, Machine Learning 8,
         1992. Rosenbaum, Klinger and Riemer, *Routing Networks: Adaptive Selection of Non-linear
         Functions for Multi-Task Learning*, ICLR 2018, arXiv:1711.01239.
     """
 
     lacks: ClassVar = {
-        "policies": "it learns from the losses of examples, which only text has; use categorical",
+        "policies": "it learns from the losses of text examples; use categorical",
         "packs": "it learns from the loss of each example; leave data.packed_length out",
         "shards": "it learns from the loss of each example; use trainer.strategy ddp",
-        "weighs_experts": "it chooses one expert for a task; use a router that mixes",
+        "weighs_experts": "it chooses one expert per task; use a router that mixes",
     }
     task_rows: ClassVar = {
         **CategoricalRouter.task_rows,
@@ -163,7 +163,7 @@ class ScoreFunctionRouter(CategoricalRouter):
     def _baselines(
         self, task_ids: Int[Tensor, "B"], losses: Float[Tensor, "B"]
     ) -> Float[Tensor, "B"]:
-        """Return the leave-one-out baseline of each example, and note the losses."""
+        """Return the leave-one-out baseline of each example, and update the mean losses."""
         counts = torch.zeros_like(self.n_seen).index_add_(0, task_ids, torch.ones_like(losses))
         sums = torch.zeros_like(self.n_seen).index_add_(0, task_ids, losses)
         past = self.n_seen.clamp_max(WINDOW)

@@ -1,4 +1,4 @@
-"""Routers that learn nothing: the baselines, the average of an inventory, and given rows."""
+"""Routers with fixed weights, learned coefficients, and AdaMix's random router."""
 
 from typing import Annotated, ClassVar
 
@@ -13,7 +13,7 @@ from mttl.routing.task.task_router import STARTS, SignedRouter, TaskRouter, Task
 
 BLIND = {
     "tells_tasks_apart": "all tasks have the same weights",
-    "weighs_experts": "it does not tell tasks apart; use a router that does, as polytropon",
+    "weighs_experts": "it has equal weights for all tasks; use another router, such as polytropon",
 }
 
 
@@ -21,7 +21,7 @@ class FixedRouter(TaskRouter):
     """Mixes by a given matrix, the same in every group and head.
 
     Args:
-        weights: Mixing weights, shape (T, K); rows are used as they are.
+        weights: Mixing weights, shape (T, K); they are not normalised.
     """
 
     draws = False
@@ -39,7 +39,7 @@ class FixedRouter(TaskRouter):
         return self._in_all_groups((self.weights > 0).to(self.weights.dtype))
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "FixedRouter":
-        """Return a router whose new tasks use the mean of the known rows, or all skills equally."""
+        """Return a router for new tasks: the mean weights, or equal weights (``"fresh"``)."""
         require_one_of(STARTS, init=init)
         row = self.weights.mean(dim=0, keepdim=True)
         if init == "fresh":
@@ -52,7 +52,7 @@ class FixedRouter(TaskRouter):
 
 
 class SharedRouter(FixedRouter):
-    """One skill for all tasks; needs `skills.n_skills: 1`."""
+    """Uses one skill for all tasks; needs `skills.n_skills: 1`."""
 
     lacks: ClassVar = BLIND
 
@@ -61,15 +61,15 @@ class SharedRouter(FixedRouter):
 
 
 class NoRouter(SharedRouter):
-    """No routing by task; needs `skills.kind: none`."""
+    """Routes no tasks, only tokens; needs `skills.kind: none`."""
 
     lacks: ClassVar = {
-        "policies": "it gives skills no weights; use shared with n_skills: 1",
+        "policies": "it has no weights of skills; use shared with n_skills: 1",
     }
 
 
 class PrivateRouter(FixedRouter):
-    """One skill per task; needs `skills.n_skills: per_task`.
+    """Uses one skill per task; needs `skills.n_skills: per_task`.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
@@ -84,7 +84,7 @@ class PrivateRouter(FixedRouter):
 
 
 class AverageRouter(FixedRouter):
-    """All skills with equal weights; of a trained inventory this is MHR-μ.
+    """Mixes all skills with equal weights; for a trained inventory this is MHR-μ.
 
     References:
         Caccia, Ponti, Su, Pereira, Le Roux and Sordoni, arXiv:2211.03831.
@@ -97,14 +97,14 @@ class AverageRouter(FixedRouter):
 
 
 class ExpertRouter(FixedRouter):
-    """A given matrix of tasks by skills.
+    """Mixes by an expert's matrix of tasks by skills, whose rows are normalised.
 
     Args:
-        matrix: CSV file: a header `task,<skills>` and a row of weights per task; by default
+        matrix: CSV file with a header `task,<skills>` and a row of weights per task; by default
             `data.expert_matrix`.
 
     Raises:
-        ValueError: If a weight is negative, or not finite, or a task has no skill.
+        ValueError: If a weight is negative or not finite, or a task has no skill.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 2.5.
@@ -122,16 +122,16 @@ class ExpertRouter(FixedRouter):
         matrix: Annotated[Tensor, ReadFrom(str)],
     ) -> None:
         if not bool(torch.isfinite(matrix).all()) or bool((matrix < 0).any()):
-            raise ValueError("the expert matrix must hold finite weights of at least 0")
+            raise ValueError("weights of the expert matrix must be finite and at least 0")
         sums = matrix.sum(dim=1, keepdim=True)
         empty = (sums.squeeze(1) == 0).nonzero().flatten().tolist()
         if empty:
-            raise ValueError(f"the expert matrix gives no skill to the tasks with ids {empty}")
+            raise ValueError(f"the expert matrix has no skill for the tasks with ids {empty}")
         super().__init__(matrix / sums, n_groups, n_heads)
 
 
 class GivenRows(TaskRouter):
-    """Mixes by given rows, a matrix for each group and head."""
+    """Mixes by given weights, a matrix for each group and head."""
 
     draws = False
     task_rows: ClassVar = {"rows": TaskRows(axis=1, unused=0.0)}
@@ -146,10 +146,10 @@ class GivenRows(TaskRouter):
 
 
 class CoefficientRouter(SignedRouter):
-    """Mixes by learned rows without bounds or normalisation; they start at 1 / K.
+    """Mixes by unconstrained learned weights, which start at 1 / K.
 
-    Over skills that stay as they are these are the coefficients of LoRA soups (CAT): one per skill
-    and group of layers, with the mixing ``"outputs"`` or ``"deltas"``, which add whole changes.
+    For frozen skills these are the coefficients of LoRA soups (CAT): one per skill and group of
+    layers, with ``mix="outputs"`` or ``"deltas"``.
 
     References:
         Prabhakar, Li, Narasimhan, Kakade, Malach and Jelassi, *LoRA Soups: Merging LoRAs for
@@ -168,20 +168,18 @@ class CoefficientRouter(SignedRouter):
 
 
 class RandomRouter(FixedRouter):
-    r"""Draws one skill per training step for all tasks, and averages them afterwards (AdaMix).
+    r"""Draws one skill per training step for all tasks, and averages skills in evaluation (AdaMix).
 
-    Each routed group has a draw for the whole batch. In evaluation the K skills have equal weights:
-    with the mixing ``"factors"`` this is the averaged member that AdaMix keeps. Members learn to
-    agree by the loss of `consistency`, half of :math:`\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p)` of
-    the answers p and q of two passes with draws of their own; the first one alone learns from the
-    labels.
+    Each routed group has one sample for the whole batch. In evaluation the K skills have equal
+    weights: with ``mix="factors"`` this is the averaged member that AdaMix keeps. The consistency
+    loss is half of :math:`\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p)` for the predictions p and q of
+    two passes with different samples; only the first pass learns from the labels.
 
-    AdaMix draws the ways down and up of an adapter apart; here a skill is drawn whole. Its members
-    begin as copies of one, without which their average is no member: set ``skills.identical_init``.
+    AdaMix samples the down- and up-projection of an adapter separately; here a skill is sampled as
+    a whole. Averages need members with identical initialisation: set ``skills.identical_init``.
 
     Args:
-        consistency: Weight in the loss of how far two passes with other draws differ; 0 computes
-            one pass.
+        consistency: Weight in the loss of the divergence of two passes; 0 computes one pass.
 
     References:
         Wang, Agarwal, Mukherjee, Liu, Gao, Awadallah and Gao, *AdaMix: Mixture-of-Adaptations for
@@ -189,8 +187,8 @@ class RandomRouter(FixedRouter):
     """
 
     lacks: ClassVar = {
-        "policies": ("consistency", "it compares two answers, which only text has; set it to 0"),
-        "shards": ("consistency", "two passes go before the backward one; set it to 0, or use ddp"),
+        "policies": ("consistency", "it compares predictions of text; set it to 0"),
+        "shards": ("consistency", "it needs two forward passes; set it to 0, or use ddp"),
         **BLIND,
     }
     draws: ClassVar[bool] = True
@@ -211,7 +209,7 @@ class RandomRouter(FixedRouter):
         if not self.training:
             return super().forward(task_ids)
         rows = self.weights.index_select(0, task_ids).cumsum(-1)
-        # One draw for all rows, which may leave some skills out.
+        # One sample for all rows, which may have weight 0 for some skills.
         drawn = torch.rand(self.n_groups, 1, 1, device=rows.device) * rows[None, :, -1:]
         chosen = functional.one_hot((drawn >= rows).sum(-1), self.n_skills).to(rows.dtype)
         return chosen.unsqueeze(2).expand(-1, -1, self.n_heads, -1)

@@ -1,4 +1,4 @@
-"""HyperFormer: skills generated from an embedding of the task."""
+"""HyperFormer: mixing weights generated from an embedding of the task."""
 
 import math
 from typing import ClassVar
@@ -14,13 +14,13 @@ from mttl.routing.task.task_router import SignedRouter, TaskRows
 class HyperFormerRouter(SignedRouter):
     r"""Generates mixing weights from a learned embedding of the task.
 
-    A hyper-network whose last layer is linear without bias, :math:`\phi_t = W_2 h_t`, is a mixture
-    of the columns of :math:`W_2`: those columns are the skills of the inventory, and the router
-    supplies the mixing weights :math:`h_t = W_1' \mathrm{ReLU}(W_1 e_t + b_1) + b_1'`. They are not
-    normalised and may be negative.
+    A hyper-network whose last layer is linear without bias, :math:`\phi_t = W_2 h_t`, mixes the
+    columns of :math:`W_2`. These columns are the skills, and the router computes the mixing weights
+    :math:`h_t = W_1' \mathrm{ReLU}(W_1 e_t + b_1) + b_1'`. They are not normalised and may be
+    negative.
 
     Args:
-        n_heads: Heads; only 1, since one vector generates the whole module.
+        n_heads: Number of heads; must be 1, since one vector generates the whole module.
         embedding_size: Size of the embedding; the number of skills by default.
 
     References:
@@ -54,7 +54,7 @@ class HyperFormerRouter(SignedRouter):
 
 
 class _GroupedLinear(nn.Module):
-    """G linear maps side by side, each initialised as `nn.Linear` is."""
+    """G separate linear maps, initialised as `nn.Linear`."""
 
     def __init__(self, n_groups: int, in_features: int, out_features: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Polytropon: a soft partition of tasks over skills; with several heads, multi-head routing."""
+"""Polytropon: a learned soft partition of tasks over skills, also with several heads (MHR)."""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -11,36 +11,37 @@ from mttl.plugins.part_settings import Fraction, NonNegative, OneOf, Positive
 from mttl.routing.task.priors import NO_PRIOR, RoutingPrior, straight_through
 from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
 
-# As in the published code: keeps a row without any active skill finite.
+# As in the published code; smaller sums are not divided by.
 SMALLEST_SUM = 1e-12
-# Keeps the two logarithms of the noise finite in float32.
+# Keeps the logarithms of the noise finite in float32.
 SMALLEST_UNIFORM = 1e-6
 
 
 class PolytroponRouter(TaskRouter):
     r"""Learns a soft partition of tasks over skills; with several heads, multi-head routing.
 
-    Each cell of a matrix Z of tasks by skills is a Bernoulli variable. While training each example
-    draws :math:`\hat z` from the relaxed Bernoulli with the logits of its task; in evaluation
-    :math:`\hat z = \sigma(z)`. With ``straight_through`` it rounds :math:`\hat z` to 0 or 1 in
-    both. The mixing weights are the row, normalised: :math:`w_k = \hat z_k / \sum_j \hat z_j`; a
-    task that uses no skill has the weights 0. With one head this is Polytropon; with H heads every
-    block of features has a row of its own (multi-head routing).
+    Each cell of a matrix Z of tasks by skills is a Bernoulli variable. In training each example
+    samples :math:`\hat z` from the relaxed Bernoulli with the logits of its task; in evaluation
+    :math:`\hat z = \sigma(z)`. With ``straight_through`` both are rounded to 0 or 1. The mixing
+    weights are normalised, :math:`w_k = \hat z_k / \sum_j \hat z_j`; a task that uses no skill has
+    the weights 0. With one head this is Polytropon; with H heads every block of features has its
+    own routing weights (multi-head routing).
 
     Args:
-        relaxed: Draw from the relaxed Bernoulli while training; else use the probabilities.
-        straight_through: Round draws and probabilities to 0 or 1, in training and in evaluation.
-        temperature: Temperature of the relaxed Bernoulli. It is a buffer, so that it can be
-            annealed.
-        final_temperature: Anneal the temperature to this value over training.
-        init_scale: Logits start in U(-init_scale, init_scale): all probabilities near one half.
-        normalise: Divide by the row's sum, or multiply by sqrt(heads / skills).
-        shared_skill: The last skill is on for every task.
-        logit_dropout: Probability of dropping a logit to 0 while training.
-        prior: What the loss says about the matrix.
+        relaxed: Whether to sample the relaxed Bernoulli in training, or use the probabilities.
+        straight_through: Whether to round samples and probabilities to 0 or 1, also in evaluation.
+        temperature: Temperature of the relaxed Bernoulli; a buffer, so that it can be annealed.
+        final_temperature: Temperature at the end of training, if it is annealed.
+        init_scale: Scale of the logits' initialisation, U(-init_scale, init_scale); small values
+            give probabilities near one half.
+        normalise: Divisor of the weights: their ``"sum"``, or sqrt(skills / heads)
+            (``"average_correction"``).
+        shared_skill: Whether every task uses the last skill.
+        logit_dropout: Probability of dropping a logit to 0 in training.
+        prior: Prior of the routing matrix, a term of the loss.
 
     Raises:
-        ValueError: If a shared skill would be the only one.
+        ValueError: If ``shared_skill`` is set with a single skill.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, *Combining Parameter-efficient Modules for Task-level
@@ -52,15 +53,15 @@ class PolytroponRouter(TaskRouter):
     lacks: ClassVar = {
         "weighs_experts": (
             "straight_through and not shared_skill",
-            "it may leave a task no expert; set it to false, or router.shared_skill: true",
+            "a task may get no expert; set it to false, or router.shared_skill: true",
         )
     }
     refuses: ClassVar = {
-        f"{name} and {name} != 1.0 and not relaxed": f"{name} ({{{name}:g}}) needs relaxed: true; "
-        "otherwise nothing is drawn. Leave it out"
+        f"{name} and {name} != 1.0 and not relaxed": f"{name} ({{{name}:g}}) needs relaxed: true, "
+        "since otherwise nothing is sampled. Leave it out"
         for name in ("temperature", "final_temperature")
     }
-    # The probability of -30 is 1e-13: less than what single precision tells from 0 in a sum.
+    # The probability of -30 is 1e-13, below single precision's resolution in a sum.
     task_rows: ClassVar = {"logits": TaskRows(axis=1, unused=-30.0)}
     temperature: Tensor
 
@@ -88,7 +89,7 @@ class PolytroponRouter(TaskRouter):
         self.final_temperature, self.init_scale = final_temperature, init_scale
         self.normalise, self.shared_skill = normalise, shared_skill
         self.logit_dropout, self.prior = logit_dropout, prior
-        # A skill that is always on has no logit: a parameter without a gradient would break DDP.
+        # A shared skill has no logit, since DDP fails for parameters without gradients.
         n_routed = n_skills - 1 if shared_skill else n_skills
         self.logits = nn.Parameter(
             torch.empty(n_groups, n_tasks, n_heads, n_routed).uniform_(-init_scale, init_scale)
@@ -104,11 +105,11 @@ class PolytroponRouter(TaskRouter):
         if self.normalise == "average_correction":
             return active * math.sqrt(self.n_heads / self.n_skills)
         total = active.sum(dim=-1, keepdim=True)
-        # A row that draws no skill stays zero, and its gradient small.
+        # A row without active skills stays zero, with small gradients.
         return active / torch.where(total > SMALLEST_SUM, total, 1.0)
 
     def draw(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return how much each example uses each skill, before any normalisation."""
+        """Return the use of each skill by each example, before normalisation."""
         logits = self.task_logits(task_ids)
         logits = nn.functional.dropout(logits, self.logit_dropout, training=self.training)
         if self.training and self.relaxed:
@@ -127,7 +128,7 @@ class PolytroponRouter(TaskRouter):
         return self.with_rows(initial_rows(self.task_logits(), n_tasks, init, self.init_scale))
 
     def with_rows(self, rows: Float[Tensor, "G N H Q"]) -> "PolytroponRouter":
-        """Return a router with the same settings whose tasks have given logits, a row each."""
+        """Return a router with the same settings and given logits, a row per task."""
         own: dict[str, Any] = self._arguments(PolytroponRouter)
         own["n_tasks"] = rows.shape[1]
         router = PolytroponRouter(**own)
@@ -137,7 +138,7 @@ class PolytroponRouter(TaskRouter):
         return router
 
     def _use(self, active: Float[Tensor, "G N H Q"]) -> Float[Tensor, "G N H K"]:
-        """Round, if so set, and put the skill that is always on behind the others."""
+        """Round with ``straight_through``, and append a ``shared_skill``."""
         if self.straight_through:
             active = straight_through(active)
         if not self.shared_skill:
@@ -148,10 +149,10 @@ class PolytroponRouter(TaskRouter):
 def relaxed_bernoulli(
     logits: Float[Tensor, "*shape"], temperature: float | Float[Tensor, ""]
 ) -> Float[Tensor, "*shape"]:
-    """Draw from the relaxed Bernoulli (binary concrete) distribution.
+    """Return a sample of the relaxed Bernoulli (binary concrete) distribution.
 
-    Computes ``z = sigmoid((logits + log u - log(1 - u)) / temperature)`` with ``u ~ U(0, 1)``. As
-    the temperature falls to 0, ``z`` becomes a Bernoulli draw with probability ``sigmoid(logits)``.
+    It is ``z = sigmoid((logits + log u - log(1 - u)) / temperature)`` with ``u ~ U(0, 1)``. As the
+    temperature falls to 0, ``z`` becomes a Bernoulli sample with probability ``sigmoid(logits)``.
 
     References:
         Maddison, Mnih and Teh, *The Concrete Distribution*, ICLR 2017, arXiv:1611.00712. Jang, Gu

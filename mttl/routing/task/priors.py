@@ -1,4 +1,4 @@
-"""Priors over the task-by-skill matrix, written as losses (negative log-densities)."""
+"""Priors of the task-by-skill matrix, as losses."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class IBP:
     """The Indian Buffet Process prior on the matrix of tasks by skills.
 
     Args:
-        alpha: Concentration: the larger, the more skills a task is expected to use.
+        alpha: Concentration; larger values favour more skills per task.
         weight: Weight of the negative log-probability in the loss, summed over groups.
     """
 
@@ -26,12 +26,12 @@ class IBP:
 
 @dataclass(frozen=True)
 class RoutingPrior:
-    """What the loss says about the routing matrix; all off by default.
+    """The terms of the loss about the routing matrix; none by default.
 
     Args:
-        ibp: The Indian Buffet Process.
-        sparsity: Weight of the mean probability: fewer skills per task.
-        mutual_information: Weight of minus the information between tasks and skills.
+        ibp: Indian Buffet Process prior.
+        sparsity: Weight of the mean probability, which favours fewer skills per task.
+        mutual_information: Weight of the negative mutual information of tasks and skills.
         orthogonality: Weight of the mean squared cosine between the skills' columns.
     """
 
@@ -41,8 +41,8 @@ class RoutingPrior:
     orthogonality: NonNegative = 0.0
 
     def __call__(self, probabilities: Float[Tensor, "G T H K"]) -> Float[Tensor, ""]:
-        """Return the loss, summed over groups and heads for the process, averaged for the rest."""
-        # Each group and head has a matrix of tasks by skills of its own.
+        """Return the loss: the IBP is summed over groups and heads, other terms are averaged."""
+        # One matrix of tasks by skills per group and head.
         matrices = probabilities.transpose(1, 2).flatten(0, 1)  # (G H, T, K)
         loss = probabilities.new_zeros(())
         if self.ibp is not None:
@@ -61,20 +61,19 @@ NO_PRIOR = RoutingPrior()
 
 
 def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float[Tensor, ""]:
-    r"""Return minus the log-probability of a feature matrix under the Indian Buffet Process.
+    r"""Return the negative log-probability of a feature matrix under the Indian Buffet Process.
 
-    For a binary matrix of T rows whose K non-empty columns have sums :math:`m_j`, and in which
-    each distinct column h occurs :math:`K_h` times,
+    For a binary matrix of T rows whose K non-empty columns have sums :math:`m_j`, and whose
+    distinct columns h occur :math:`K_h` times,
 
     .. math::
         \log p(Z \mid \alpha) = K \log\alpha - \sum_h \log K_h! - \alpha H_T
             + \sum_j \log \frac{(T - m_j)!\,(m_j - 1)!}{T!},
         \qquad H_T = \sum_{t \le T} 1/t.
 
-    Probabilities are rounded to a binary matrix whose gradient passes straight through, so the
-    column sums carry the gradient; counting equal and empty columns has none. (The preprint of
-    Ponti et al. prints the harmonic term with a sum over tasks; the process itself has
-    :math:`\alpha H_T`.)
+    Probabilities are rounded to a binary matrix with a straight-through gradient, so gradients
+    come from the column sums only. (The preprint of Ponti et al. prints the harmonic term with a
+    sum over tasks; the process has :math:`\alpha H_T`.)
 
     References:
         Griffiths and Ghahramani, *The Indian Buffet Process: An Introduction and Review*, JMLR 12,
@@ -104,10 +103,10 @@ def negative_log_ibp(probabilities: Float[Tensor, "T K"], alpha: float) -> Float
 
 
 def mutual_information(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M"]:
-    """Return the information between tasks and skills in nats, ``H(skill) - H(skill | task)``.
+    """Return the mutual information of tasks and skills, ``H(skill) - H(skill | task)``, in nats.
 
-    Rows are normalised to distributions over skills and tasks are taken as equally likely. It is
-    0 where all tasks use the same skills and ``log K`` where they split evenly into K camps.
+    Rows are normalised to distributions over skills, and tasks have equal probabilities. It is 0 if
+    all tasks use the same skills, and ``log K`` for an even partition of tasks into K skills.
     """
     rows = probabilities / (probabilities.sum(-1, keepdim=True) + SMALLEST_PROBABILITY)
     return _entropy(rows.mean(dim=1)) - _entropy(rows).mean(dim=1)
@@ -116,8 +115,8 @@ def mutual_information(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "
 def column_similarity(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M"]:
     """Return the mean squared cosine between the columns of different skills.
 
-    It is 0 where no two skills serve the same task, 1 where all serve the same tasks, and 0 for a
-    single skill.
+    It is 0 if no task uses two skills, 1 if all skills have the same tasks, and 0 for a single
+    skill.
     """
     n_skills = probabilities.shape[-1]
     if n_skills == 1:
@@ -140,5 +139,5 @@ def straight_through(soft: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         Neurons for Conditional Computation*, 2013, arXiv:1308.3432.
     """
     hard = (soft > 0.5).to(soft.dtype)
-    # The brackets make the sum exact: rounding must not tell equal columns apart.
+    # The brackets make the sum exact, so that equal columns stay equal.
     return hard + (soft - soft.detach())

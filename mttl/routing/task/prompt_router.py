@@ -1,4 +1,4 @@
-"""Routers that read prompts, without task ids: SMEAR, and retrieval of members of a library."""
+"""Routers that read prompts instead of task ids: SMEAR, and retrieval of library members."""
 
 from abc import abstractmethod
 from typing import Annotated, ClassVar
@@ -14,18 +14,18 @@ from mttl.routing.task.task_router import TaskRouter
 
 
 class PromptRouter(TaskRouter):
-    """Weights from a vector of each prompt; of a whole task, from that of its examples."""
+    """Computes weights from a vector of each prompt; for a task, from the mean of its examples."""
 
     lacks: ClassVar = {
         "tells_tasks_apart": "it reads prompts",
-        "policies": "it reads prompts, which only text has; use a router by task, as polytropon",
-        "packs": "it reads whole prompts, and packed rows are one sequence; take another router",
+        "policies": "it reads prompts of text; use a router by task, such as polytropon",
+        "packs": "it reads whole prompts, which packed rows join; use another router",
         **dict.fromkeys(
             ("merges", "exports_lora"),
-            "it mixes skills by the prompt of every example, and no weights of a task stand for "
-            "that; answer with the run itself, or take the average (--average)",
+            "it mixes skills by prompt, so a task has no fixed weights; use the run itself, or the "
+            "average (--average)",
         ),
-        "exports_inventory": "it mixes skills by prompt, and Poly by task",
+        "exports_inventory": "it mixes skills by prompt, but Poly mixes by task",
     }
     draws = False
 
@@ -49,14 +49,14 @@ class PromptRouter(TaskRouter):
 
 
 class SmearRouter(PromptRouter):
-    r"""Reads mixing weights from each prompt by a linear map; it needs no task ids (SMEAR).
+    r"""Computes mixing weights from each prompt by a linear map; it needs no task ids (SMEAR).
 
-    They are :math:`\mathrm{softmax}(W\,\mathrm{LN}(\bar x))` of the prompt's vector. With the
-    mixing ``"factors"`` skills' parameters are averaged by these weights, as in SMEAR, so that an
-    example costs what one skill costs and gradients reach the router without estimates. SMEAR reads
-    what enters each layer, averaged over the sequence; here all layers read the mean of the input
-    embeddings, each group with a map of its own, so that a causal decoder answers by its prompt
-    alone, and the routing is computed once. Unlike SMEAR, experts are not dropped in training.
+    The weights are :math:`\mathrm{softmax}(W\,\mathrm{LN}(\bar x))` of the prompt's vector. With
+    ``mix="factors"`` they average the parameters of the skills, as in SMEAR, at the cost of one
+    skill per example and with exact gradients. SMEAR reads the mean input of each layer; here all
+    layers read the mean of the prompt's input embeddings, with a separate map per group, so that
+    routing is computed once and causal decoders are supported. Unlike in SMEAR, experts have no
+    dropout.
 
     References:
         Muqeeth, Liu and Raffel, *Soft Merging of Experts with Adaptive Routing*, TMLR 2024,
@@ -76,21 +76,20 @@ class SmearRouter(PromptRouter):
 
 
 class RetrievalRouter(PromptRouter):
-    r"""Mixes members of a library whose examples are nearest to the prompt; nothing is trained.
+    r"""Mixes the library members whose examples are most similar to the prompt; without training.
 
-    The ``top_k`` most similar members are mixed by the softmax of their similarities. A member is
-    known by a vector of a few examples of its task, and an input by its prompt, or by those of its
-    own task. Similarity is the cosine after the mean of all members is taken from both: means of
-    input embeddings have most of their length in common.
+    The ``top_k`` most similar members are mixed by the softmax of their similarities. Vectors are
+    means of input embeddings: of a few examples of a member's task, and of the prompt or a few
+    examples of the input's task. The similarity is the cosine of their differences from the
+    members' mean, since such vectors have a large common part.
 
-    LoraRetriever and LORAUTER embed texts with a model made for that; here it is the backbone's
-    own input embeddings. The former averages what is retrieved, which a high temperature does.
+    LoraRetriever and LORAUTER use an embedding model instead of input embeddings. LoraRetriever
+    averages the retrieved members, as a high temperature does here.
 
     Args:
-        top_k: Members that an input uses.
-        temperature: Temperature of the softmax over similarities; at large ones all members weigh
-            the same.
-        by: What is compared: each prompt, or some rows of its task.
+        top_k: Number of members that an input uses.
+        temperature: Temperature of the softmax over similarities; high values give equal weights.
+        by: Text that is compared: each prompt, or examples of its task.
 
     Raises:
         ValueError: If ``top_k`` is above K.
@@ -102,8 +101,8 @@ class RetrievalRouter(PromptRouter):
     """
 
     lacks: ClassVar = {
-        "trains": "its members exist already. Make a run of them with `mttl library run`, or train "
-        "skills with another router, such as smear"
+        "trains": "it needs trained members of a library. Make a run of them with `mttl library "
+        "run`, or train skills with another router, such as smear"
     }
     members: Tensor
 
@@ -125,7 +124,7 @@ class RetrievalRouter(PromptRouter):
         self.register_buffer("members", torch.zeros(n_skills, n_features))
 
     def remember(self, vectors: Float[Tensor, "K D"]) -> None:
-        """Take a vector of the examples of every member's task."""
+        """Set the vectors of the members' tasks."""
         self.members.copy_(vectors)
 
     def forward(

@@ -1,4 +1,4 @@
-"""Task-level mixture of experts: each task keeps its few best skills."""
+"""Task-level mixture of experts: each task mixes its most probable skills."""
 
 from typing import Annotated, ClassVar
 
@@ -15,12 +15,12 @@ class TaskMoERouter(TaskRouter):
     r"""Mixes the most probable skills of each task.
 
     With :math:`p = \mathrm{softmax}(z_t + \epsilon)` and S the ``top_k`` largest entries of p,
-    :math:`w_k = p_k / \sum_{j \in S} p_j` inside S and 0 outside: renormalised over the skills, so
-    that gradients reach the logits for every ``top_k`` above 1.
+    :math:`w_k = p_k / \sum_{j \in S} p_j` for k in S, else 0. The normalisation gives logits
+    gradients for every ``top_k`` above 1.
 
     Args:
-        top_k: Skills that a task keeps.
-        noise: Add noise of standard deviation 1 / K to the logits while training.
+        top_k: Number of skills of a task.
+        noise: Whether training adds noise of standard deviation 1 / K to the logits.
 
     Raises:
         ValueError: If ``top_k`` is above ``n_skills``.

@@ -1,4 +1,4 @@
-"""The interface of all routers that choose skills by task."""
+"""The interface of task routers, which mix skills by task."""
 
 import copy
 import inspect
@@ -15,8 +15,8 @@ from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.classes import arguments
 from mttl.plugins.part_settings import Bounded
 
-# What `forward` may ask for besides the task ids: a vector per example, the mean of the backbone's
-# input embeddings over the tokens of its prompt, its task's description, or a few training rows.
+# Further arguments of `forward`, vectors per example: the mean of the backbone's input embeddings
+# over its prompt, its task's description, or a few training rows of the task.
 SEEN = ("prompts", "descriptions", "examples")
 STARTS = ("mean", "fresh")
 SIZES = ("n_groups", "n_tasks", "n_heads", "n_skills")
@@ -24,9 +24,9 @@ SIZES = ("n_groups", "n_tasks", "n_heads", "n_skills")
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Which axis of a router's tensor has a row per task.
+    """The axis of tasks of a router's tensor.
 
-    If the last axis is that of the skills, ``unused`` stands for one that a task does not use.
+    If the last axis is that of skills, ``unused`` is the value of a skill that a task does not use.
     """
 
     axis: int
@@ -34,27 +34,28 @@ class TaskRows:
 
 
 class TaskRouter(Bounded, nn.Module, ABC):
-    """Maps tasks to mixing weights over skills, for all routed groups of a model at once.
+    """Maps tasks to mixing weights over skills, for all routed groups of a model.
 
-    A router keeps each argument of its constructor as an attribute of the same name: `rebuilt` and
-    `extra_repr` read them there. See `mttl.plugins.parts` for how a kind describes itself.
+    Each argument of the constructor must be an attribute of the same name, for `rebuilt` and
+    `extra_repr`. See `mttl.plugins.parts` for the description of a kind.
 
     Args:
-        n_groups: Routed groups G: layers of a group share a row. None where only tokens are routed.
-        n_tasks: Tasks T.
-        n_heads: Heads H: blocks of features that are routed apart.
-        n_skills: Skills K.
+        n_groups: Number of routed groups G, whose layers share routing weights; 0 if only tokens
+            are routed.
+        n_tasks: Number of tasks T.
+        n_heads: Heads H: blocks of features with separate routing weights.
+        n_skills: Number of skills K.
 
     Attributes:
-        draws: Whether examples of one task may get different weights while training.
-        consistency: Weight in the training loss of how far two passes differ; 0 for one pass.
-        task_rows: The tensors with a row per task, by name; the others are common to all tasks.
-        seen: What `forward` asks for besides the task ids, of `SEEN`; its signature says it.
+        draws: Whether examples of one task may get different weights in training.
+        consistency: Weight in the loss of the divergence of two passes; 0 computes one pass.
+        task_rows: Tensors with a row per task, by name; others are common to all tasks.
+        seen: Further arguments of `forward`, of `SEEN`.
     """
 
     lacks: ClassVar[Mapping[str, Any]] = {
-        "gives_zeros": "its rows are learned and have none; set moe.task_prior: logits, or take "
-        "the router expert or private"
+        "gives_zeros": "its learned weights are never 0; set moe.task_prior: logits, or use the "
+        "router expert or private"
     }
     role = "router"
     draws = True
@@ -71,16 +72,16 @@ class TaskRouter(Bounded, nn.Module, ABC):
 
     @abstractmethod
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
-        """Return the mixing weights of each example; random while training, if the kind is.
+        """Return the mixing weights of each example, which may be random in training.
 
-        A kind that sees more names it after the ids (`SEEN`), each a tensor (B, D); ``prompts`` is
-        None where `matrix` asks.
+        Further arguments are those of `SEEN`, each a tensor (B, D); `matrix` passes None for
+        ``prompts``.
         """
 
     def mix(
         self, task_ids: Int[Tensor, "B"], prompts: Float[Tensor, "B D"] | None = None
     ) -> Float[Tensor, "G B H K"]:
-        """Return what `forward` does, given all that it asks for."""
+        """Return the result of `forward` with its further arguments."""
         given: dict[str, Tensor | None] = {
             name: getattr(self, f"shown_{name}").index_select(0, task_ids)
             for name in self.seen
@@ -92,16 +93,16 @@ class TaskRouter(Bounded, nn.Module, ABC):
 
     @classmethod
     def rows_of_tasks(cls) -> dict[str, TaskRows]:
-        """Return `task_rows`, and those of what the router is shown of every task."""
+        """Return `task_rows`, and those of the vectors of `show`."""
         shown = {f"shown_{name}": TaskRows(0) for name in seen_by(cls) if name != "prompts"}
         return {**cls.task_rows, **shown}
 
     def show(self, name: str, vectors: Float[Tensor, "T D"]) -> None:
-        """Keep what the router sees of every task (`SEEN`); it is saved with the router."""
+        """Store a vector of every task as an argument of `forward`; it is saved with the router."""
         self.register_buffer(f"shown_{name}", vectors)
 
     def matrix(self) -> Float[Tensor, "G T H K"]:
-        """Return the mixing weights of every task, without noise: by default, in evaluation."""
+        """Return the mixing weights of every task without noise, by default in evaluation mode."""
         training = self.training
         device = next((value.device for value in self.state_dict().values()), None)
         self.eval()
@@ -111,11 +112,11 @@ class TaskRouter(Bounded, nn.Module, ABC):
             self.train(training)
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
-        """Return how likely each task is to use each skill, before any normalisation."""
+        """Return the probability that each task uses each skill, before normalisation."""
         return self.matrix()
 
     def prior_loss(self) -> Float[Tensor, ""]:
-        """Return what the router's prior adds to the loss; zero unless a kind says otherwise."""
+        """Return the term of the router's prior in the loss; zero by default."""
         return torch.zeros(())
 
     def choice_loss(
@@ -124,22 +125,22 @@ class TaskRouter(Bounded, nn.Module, ABC):
         weights: Float[Tensor, "G B H K"],
         losses: Float[Tensor, "B"],
     ) -> Float[Tensor, "B"] | None:
-        """Return what a kind whose draws have no gradient learns from; none for all others.
+        """Return the loss of a router whose samples have no gradient; None for others.
 
-        The weights are what `forward` drew for a training batch; its losses have no gradient.
+        ``weights`` are samples of `forward` for a training batch; ``losses`` have no gradient.
         """
         return None
 
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskRouter":
-        """Return a new router of this kind for tasks it has never seen.
+        """Return a router of this kind for new tasks.
 
         Args:
-            n_tasks: How many tasks the new router serves.
-            init: ``"mean"`` starts every row at the mean of the known rows and copies all else that
-                was learned; ``"fresh"`` starts as an untrained router does.
+            n_tasks: Number of new tasks.
+            init: Initialisation: ``"mean"`` takes the mean weights of the known tasks and copies
+                all other parameters; ``"fresh"`` is that of an untrained router.
 
         Raises:
-            ValueError: If ``init`` is neither, or a tensor with rows of tasks is not named.
+            ValueError: If ``init`` is unknown, or `task_rows` lacks a tensor with rows of tasks.
         """
         require_one_of(STARTS, init=init)
         router = self.rebuilt(n_tasks=n_tasks)
@@ -154,21 +155,21 @@ class TaskRouter(Bounded, nn.Module, ABC):
                 elif name in new and name not in self.task_rows:
                     if new[name].shape != value.shape:
                         raise ValueError(
-                            f"'{name}' of {type(self).__name__} has rows of tasks: name it in "
-                            "task_rows, or define for_new_tasks"
+                            f"'{name}' of {type(self).__name__} depends on the number of tasks: "
+                            "add it to task_rows, or define for_new_tasks"
                         )
                     if init == "mean" or name not in learned:
                         new[name].copy_(value)
         return router
 
     def rebuilt(self, **changed: Any) -> "TaskRouter":
-        """Return an untrained router with the same arguments but for some, on the same device."""
+        """Return an untrained router with some arguments changed, on the same device."""
         router = type(self)(**self._arguments() | changed)
         like = next(iter(self.state_dict().values()), None)
         return router if like is None else router.to(like.device, like.dtype)
 
     def _arguments(self, kind: type["TaskRouter"] | None = None) -> dict[str, Any]:
-        """Return the arguments of this kind, or of a base of it, as the router has them now."""
+        """Return the current arguments of this kind, or of a base class."""
         named = (item.name for _, item in arguments(kind or type(self)))
         found = {name: getattr(self, name) for name in named}
         return {
@@ -176,13 +177,13 @@ class TaskRouter(Bounded, nn.Module, ABC):
         }
 
     def of_tasks(self, task_ids: Int[Tensor, "N"]) -> "TaskRouter":
-        """Return a copy that knows some of the tasks only, in a new order.
+        """Return a copy for some of the tasks, in the given order.
 
         Raises:
-            ValueError: If this kind names no rows of tasks.
+            ValueError: If the kind has no `task_rows`.
         """
         if not self.task_rows:
-            raise ValueError(f"a {type(self).__name__} keeps no rows of tasks")
+            raise ValueError(f"{type(self).__name__} has no task_rows, so tasks cannot be selected")
         router = copy.deepcopy(self)
         router.n_tasks = len(task_ids)
         for name, place in self.rows_of_tasks().items():
@@ -197,17 +198,17 @@ class TaskRouter(Bounded, nn.Module, ABC):
 
 
 class SignedRouter(TaskRouter):
-    """A task router whose weights may be negative."""
+    """A base of task routers whose weights may be negative."""
 
     asks: ClassVar = {"takes_signed_weights": "kind"}
     lacks: ClassVar = {
-        "exports_inventory": "its weights may be negative, and those of Poly sum to 1; export "
-        "tasks one by one (--task)"
+        "exports_inventory": "its weights may be negative, but those of Poly sum to 1; export "
+        "single tasks (--task)"
     }
 
 
 def printed(module: nn.Module, sizes: Sequence[str]) -> str:
-    """Return sizes and settings that are kept under their names, for a module's printed form."""
+    """Return the attributes with the names of sizes and settings, for a module's ``repr``."""
     names = dict.fromkeys([*sizes, *(item.name for _, item in arguments(type(module)))])
     values = {name: getattr(module, name, None) for name in names}
     plain = bool | int | float | str
@@ -215,13 +216,13 @@ def printed(module: nn.Module, sizes: Sequence[str]) -> str:
 
 
 def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:
-    """Return what ``forward`` of a kind of router asks for besides the task ids, of `SEEN`."""
+    """Return the further arguments of a router's ``forward``, of `SEEN`."""
     asked = list(inspect.signature(kind.forward).parameters.values())[2:]
     for item in asked:
         if item.name not in SEEN and item.default is item.empty:
             raise ValueError(
-                f"forward of {kind.__name__} asks for '{item.name}'; besides task_ids there are "
-                f"{', '.join(SEEN)}"
+                f"forward of {kind.__name__} has the argument '{item.name}'; allowed after "
+                f"task_ids are {', '.join(SEEN)}"
             )
     return tuple(item.name for item in asked if item.name in SEEN)
 
@@ -229,7 +230,7 @@ def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:
 def initial_rows(
     rows: Float[Tensor, "G T ..."], n_tasks: int, init: str, scale: float
 ) -> Float[Tensor, "G N ..."]:
-    """Return rows for new tasks: the mean row, or fresh ones of U(-scale, scale); detached."""
+    """Return rows for new tasks: the mean row, or fresh rows of U(-scale, scale); detached."""
     require_one_of(STARTS, init=init)
     shape = (rows.shape[0], n_tasks, *rows.shape[2:])
     if init == "mean":

@@ -1,1 +1,1 @@
-"""Token routers: each reads the hidden states of one layer and chooses experts by token."""
+"""Token routers, which choose experts for the hidden states of one layer."""

@@ -1,7 +1,6 @@
-r"""Losses that keep all experts of a layer in use, and balancing without a loss.
+r"""Load-balancing losses of a layer's experts, and balancing by biases.
 
-Every loss here is a function of sums over tokens (`LoadSums`), so that a sum over processes turns
-the statistics of one process into those of the whole batch.
+Every loss is a function of sums over tokens (`LoadSums`), which may be summed over processes.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from mttl.plugins.part_settings import Bounded, NonNegative
 from mttl.routing.token.choice import Assignment
 
-# Keeps the logarithm of an expert that nothing was sent to finite.
+# Keeps logarithms and quotients finite for experts without tokens.
 SMALLEST = 1e-20
 
 
@@ -24,13 +23,13 @@ class LoadSums:
     """Sums over the tokens of a layer.
 
     Attributes:
-        tokens: How many there are.
-        pairs: Pairs of each expert, without gradient.
-        first: Tokens of which each expert is the most probable one, without gradient.
-        probabilities: Of each expert.
-        gates: Of each expert; its importance.
-        load: A differentiable estimate of ``pairs``, or ``pairs`` where the router has none.
-        squared_z: Squared log-sum-exp of the logits.
+        tokens: Number of tokens.
+        pairs: Number of pairs of each expert, without gradient.
+        first: Number of tokens for which each expert is the most probable, without gradient.
+        probabilities: Sum of the probabilities of each expert.
+        gates: Sum of the gates of each expert, its importance.
+        load: Differentiable estimate of ``pairs``, or ``pairs`` if the router has none.
+        squared_z: Sum of the squared log-sum-exp of the logits.
     """
 
     tokens: Float[Tensor, ""]
@@ -42,10 +41,10 @@ class LoadSums:
     squared_z: Float[Tensor, ""]
 
     def over_processes(self) -> "LoadSums":
-        """Return the sums over all processes, differentiable; the same on each.
+        """Return the differentiable sums over all processes.
 
-        The gradient of the sum of all processes' losses arrives, so that processes that average
-        their gradients, as DDP does, end with the gradient of the loss of the whole batch.
+        Gradients are those of the sum of the processes' losses, so that DDP's average of gradients
+        is the gradient of the loss of the whole batch.
         """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return self
@@ -57,7 +56,7 @@ class LoadSums:
 
 
 def load_sums(choice: Assignment) -> LoadSums:
-    """Sum what the losses need over the tokens of a choice."""
+    """Return the sums over the tokens of an assignment."""
     probabilities, logits = choice.probabilities, choice.logits
     assert logits is not None
     n_tokens, n_experts = probabilities.shape
@@ -82,15 +81,15 @@ class _SumOverProcesses(torch.autograd.Function):
         torch.distributed.all_reduce(total)
         return total
 
-    # Gradients are summed over processes, too.
+    # The backward pass also sums over processes.
     backward = forward  # pyright: ignore[reportAssignmentType]
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
-    r"""Return :math:`E \sum_e f_e P_e`: 1 for equally used experts, E if one has all.
+    r"""Return :math:`E \sum_e f_e P_e`: 1 for equally used experts, E if all tokens use one.
 
-    f is the share of pairs of each expert (for one expert per token: of the tokens), P its mean
-    probability. Some libraries count k pairs per token as k, which makes the loss k times this.
+    f is the share of pairs of each expert and P its mean probability. Some libraries divide pairs
+    by the number of tokens, which multiplies the loss by the number of experts per token.
 
     References:
         Fedus, Zoph and Shazeer, *Switch Transformers*, JMLR 2022, arXiv:2101.03961, equation 4.
@@ -102,8 +101,8 @@ def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:
 def gshard_loss(sums: LoadSums) -> Float[Tensor, ""]:
     r"""Return :math:`E \sum_e (c_e / N) m_e`, with first choices c and mean gates m.
 
-    The paper's loss, :math:`\frac{1}{E} \sum_e (c_e / N) m_e`, times :math:`E^2` as in published
-    code: then one coefficient serves any number of experts.
+    It is the paper's loss, :math:`\frac{1}{E} \sum_e (c_e / N) m_e`, times :math:`E^2` as in
+    published code, so that the coefficient does not depend on the number of experts.
 
     References:
         Lepikhin et al., *GShard*, ICLR 2021, arXiv:2006.16668, algorithm 1.
@@ -115,8 +114,7 @@ def gshard_loss(sums: LoadSums) -> Float[Tensor, ""]:
 def squared_variation(values: Float[Tensor, "E"]) -> Float[Tensor, ""]:
     """Return the squared coefficient of variation: variance over squared mean, 0 for no load.
 
-    Of the gates summed by expert it is the importance loss; of their estimated load the load
-    loss.
+    It is the importance loss for sums of gates, and the load loss for estimated loads.
 
     References:
         Shazeer et al., *Outrageously Large Neural Networks*, ICLR 2017, arXiv:1701.06538.
@@ -126,7 +124,7 @@ def squared_variation(values: Float[Tensor, "E"]) -> Float[Tensor, ""]:
 
 
 def z_loss(sums: LoadSums) -> Float[Tensor, ""]:
-    r"""Return the mean of :math:`(\log \sum_e \exp z_e)^2`: it keeps logits small.
+    r"""Return the mean of :math:`(\log \sum_e \exp z_e)^2`, which keeps logits small.
 
     References:
         Zoph et al., *ST-MoE*, 2022, arXiv:2202.08906, equation 5.
@@ -135,7 +133,7 @@ def z_loss(sums: LoadSums) -> Float[Tensor, ""]:
 
 
 def entropy_loss(sums: LoadSums) -> Float[Tensor, ""]:
-    r"""Return :math:`\log E - H(P)` of the mean probabilities P: 0 for equally used experts."""
+    r"""Return :math:`\log E - H(P)` for mean probabilities P: 0 for equally used experts."""
     mean = sums.probabilities / sums.tokens.clamp(min=1)
     nothing = (sums.tokens == 0).to(mean)  # no tokens: no loss
     negative_entropy = torch.xlogy(mean, mean.clamp(min=SMALLEST)).sum()
@@ -153,10 +151,9 @@ LOSSES: dict[str, Callable[[LoadSums], Tensor]] = {
 
 
 class Balance(Bounded, nn.Module):
-    """A weighted set of balancing losses; a coefficient of 0 leaves a loss out.
+    """A weighted sum of balancing losses; a coefficient of 0 leaves a loss out.
 
-    Each loss is of the tokens of one forward pass, and a mean over them: with several passes per
-    step, their mean is what a step minimises.
+    Each loss is a mean over the tokens of one forward pass; steps of several passes average them.
 
     Args:
         switch: Coefficient of `switch_loss`; 1e-2 in the paper.
@@ -165,9 +162,9 @@ class Balance(Bounded, nn.Module):
         load: Coefficient of `squared_variation` of the load; only for routers that estimate it.
         z: Coefficient of `z_loss`; 1e-3 in the paper.
         entropy: Coefficient of `entropy_loss`.
-        global_statistics: Take the statistics of all processes together. A loss that multiplies
-            two means is larger for a part of a batch than for the whole, so this lets experts
-            specialise on the data of one process.
+        global_statistics: Whether to use statistics over all processes, which lets experts
+            specialise on the data of one process: products of two means are larger for a part of
+            a batch than for the whole.
     """
 
     def __init__(
@@ -197,9 +194,9 @@ class Balance(Bounded, nn.Module):
 
 
 class BiasBalance(nn.Module):
-    r"""Balancing without a loss: a bias per expert, for choosing only, that follows the load.
+    r"""Balancing without a loss: a bias per expert that affects only the choice.
 
-    Experts are chosen by :math:`p_e + b_e`, gates stay those of p. After each step,
+    Experts are chosen by :math:`p_e + b_e`; gates are those of p. After each step,
     :math:`b_e \leftarrow b_e + u\,\mathrm{sign}(\bar c - c_e)` with the load c of that step and the
     ``rate`` u.
 
@@ -220,6 +217,6 @@ class BiasBalance(nn.Module):
 
     @torch.no_grad()
     def adjust(self, load: Float[Tensor, "E"] | Int[Tensor, "E"]) -> None:
-        """Move the bias against the load of the last step, of all passes and processes."""
+        """Update the bias by the load of the last step, of all passes and processes."""
         load = load.to(self.value)
         self.value += self.rate * torch.sign(load.mean() - load)

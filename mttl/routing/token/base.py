@@ -1,4 +1,4 @@
-"""BASE routing: while training, tokens are dealt out to experts evenly."""
+"""BASE routing: balanced assignment of tokens to experts in training."""
 
 from typing import ClassVar, Literal, get_args
 
@@ -15,8 +15,8 @@ class BaseRouter(TokenRouter):
     r"""Sends each token to one expert: by balanced assignment in training, else to its best.
 
     With affinities :math:`s = W x`, training maximises :math:`\sum_n s_{n, a(n)}` under equal loads
-    (without a gradient), evaluation takes :math:`a(n) = \arg\max_e s_{n,e}`. The gate is
-    :math:`\sigma(s_{n, a(n)})`. No balancing loss is needed, and none is offered.
+    (without a gradient); evaluation takes :math:`a(n) = \arg\max_e s_{n,e}`. The gate is
+    :math:`\sigma(s_{n, a(n)})`. It needs and has no balancing loss.
 
     References:
         Lewis, Bhosale, Dettmers, Goyal and Zettlemoyer, *BASE Layers: Simplifying Training of
@@ -40,7 +40,7 @@ class BaseRouter(TokenRouter):
         return Assignment(tokens.numbers(), experts, gates, torch.softmax(scores, dim=-1), scores)
 
 
-# Bids rise by at least this share of the range of scores, from auction to auction.
+# Smallest increments of bids in successive auctions, as a share of the range of scores.
 STEPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 Method = Literal["auto", "scipy", "auction"]
 
@@ -53,9 +53,9 @@ def balanced_assignment(
     Each column gets :math:`\lfloor N / E \rfloor` rows, and :math:`N \bmod E` of them one more.
 
     Args:
-        scores: Finite values.
-        method: ``"scipy"`` solves exactly on the CPU; ``"auction"`` on the device of the scores, to
-            within N × 1e-6 of their range. ``"auto"`` takes scipy for scores on the CPU.
+        scores: Finite scores.
+        method: Solver: ``"scipy"``, exact and on the CPU; ``"auction"``, on the scores' device,
+            exact to N × 1e-6 of their range; or ``"auto"``, which is scipy for scores on the CPU.
 
     Raises:
         ValueError: If the method is unknown or a score is not finite.
@@ -63,16 +63,16 @@ def balanced_assignment(
     require_one_of(get_args(Method), method=method)
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(
-            "scores must be finite: with equal loads every token may get every expert. Use a prior "
-            "'logits' of positive weights, or a top-k router"
+            "scores must be finite, since equal loads may send any token to any expert. Use the "
+            "prior 'logits' with positive weights, or a top-k router"
         )
     n_rows, n_columns = scores.shape
     if n_rows == 0:
         return torch.zeros(0, dtype=torch.long, device=scores.device)
     scores = scores.detach().double()
     squared = square_scores(scores)
-    # All places are taken in the end, so what they cost changes the total only. Solvers are many
-    # times faster where no column is everybody's favourite.
+    # All slots are taken, so prices change only the total. Solvers are many times faster if the
+    # demand for columns is even.
     squared -= even_prices(scores).repeat(squared.shape[1] // n_columns)
     if method == "auto":
         method = "scipy" if scores.device.type == "cpu" else "auction"
@@ -87,15 +87,15 @@ def balanced_assignment(
 
 
 def square_scores(scores: Float[Tensor, "N E"]) -> Float[Tensor, "M M"]:
-    """Give each column its places and fill up with rows that may take the last place only.
+    """Return a square score matrix: slots of columns, and filler rows for the last slots only.
 
-    Place m is one of column m % E. Rows beyond N are worth nothing in the last place of a column.
+    Slot m belongs to column m % E. Filler rows score 0 in the last slot of a column.
     """
     n_rows, n_columns = scores.shape
     n_places = -(-n_rows // n_columns)
     places = scores.repeat(1, n_places)
     n_missing = places.shape[1] - n_rows
-    # Low enough that no exchange of rows pays for it.
+    # So low that no exchange of rows compensates it.
     never = -(scores.max() - scores.min() + 1) * (places.shape[1] + 1)
     filler = scores.new_full((n_missing, places.shape[1]), float(never))
     filler[:, -n_columns:] = 0
@@ -103,7 +103,7 @@ def square_scores(scores: Float[Tensor, "N E"]) -> Float[Tensor, "M M"]:
 
 
 def even_prices(scores: Float[Tensor, "N E"], n_rounds: int = 30) -> Float[Tensor, "E"]:
-    """Return prices at which about as many rows want each column: Sinkhorn's, slightly blurred.
+    """Return prices with about equal demand for each column, by Sinkhorn iterations.
 
     References:
         Cuturi, *Sinkhorn Distances: Lightspeed Computation of Optimal Transport*, NIPS 2013,
@@ -118,11 +118,11 @@ def even_prices(scores: Float[Tensor, "N E"], n_rounds: int = 30) -> Float[Tenso
 
 
 def auction(scores: Float[Tensor, "M M"], spread: float) -> Int[Tensor, "M"]:
-    """Assign rows to columns one to one by bidding, all free rows at a time.
+    """Return a one-to-one assignment of rows to columns by auctions.
 
-    Each free row bids for its best column: its price rises by how much better it is than the
-    second best, plus a step. The step shrinks from one auction to the next, prices stay. The total
-    of the columns that are returned is within M times the last step of the best.
+    All free rows bid for their best column, whose price rises by the difference to the second best
+    plus a step. Steps shrink from auction to auction, and prices are kept. The total score is
+    within M times the last step of the optimum.
 
     References:
         Bertsekas, *Auction Algorithms for Network Flow Problems*, Computational Optimization and
@@ -141,7 +141,7 @@ def auction(scores: Float[Tensor, "M M"], spread: float) -> Int[Tensor, "M"]:
 
 
 def _bid(scores: Tensor, prices: Tensor, step: float) -> Tensor:
-    """Auction all columns, raising ``prices`` in place; return the row that owns each."""
+    """Return the row that wins each column in one auction; ``prices`` change in place."""
     n = len(scores)
     owner = torch.full((n,), -1, device=scores.device)
     free = torch.arange(n, device=scores.device)
@@ -150,7 +150,7 @@ def _bid(scores: Tensor, prices: Tensor, step: float) -> Tensor:
         bids = prices[columns[:, 0]] + best[:, 0] - best[:, 1] + step
         highest = torch.full_like(prices, -torch.inf)
         highest.scatter_reduce_(0, columns[:, 0], bids, "amax")
-        # Of equal bids one row wins: whichever is written last.
+        # Of equal bids, the one written last wins.
         winning = bids == highest[columns[:, 0]]
         winner = torch.full_like(owner, -1)
         winner[columns[winning, 0]] = free[winning]

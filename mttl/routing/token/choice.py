@@ -1,4 +1,4 @@
-"""What a token router reads, and decides: which experts process which tokens."""
+"""Input and output of token routers: tokens, and their assignment to experts."""
 
 import math
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from mttl.io.reading import exact_fraction
 
 @dataclass(frozen=True)
 class Tokens:
-    """N tokens and what is known of each.
+    """N tokens with their states, mask, prior, examples and ids.
 
     Attributes:
         states: Hidden states, one row per token.
-        mask: False for padding, which gets no expert and counts nowhere.
-        prior: Added to the logits; minus infinity forbids an expert to a token.
-        examples: The example of each token, for routers of whole examples.
-        ids: The vocabulary entry of each token, for routers of vocabulary entries.
+        mask: False for padding, which gets no expert and does not count.
+        prior: Bias of the logits; minus infinity excludes an expert for a token.
+        examples: Example of each token, for routers of whole examples.
+        ids: Vocabulary entry of each token, for routers of vocabulary entries.
     """
 
     states: Float[Tensor, "N I"]
@@ -38,12 +38,12 @@ class Tokens:
         return torch.arange(len(self), device=self.states.device)
 
     def logits(self, weight: Float[Tensor, "E I"]) -> Float[Tensor, "N E"]:
-        """Return ``x Wᵀ`` in float32, with the prior added where there is one."""
+        """Return ``x Wᵀ`` in float32, plus the prior if there is one."""
         logits = self.states @ weight.float().t()
         return logits if self.prior is None else logits + self.prior
 
     def select(self, kept: Int[Tensor, "n"] | None) -> "Tokens":
-        """Return some of the tokens, or all where None, in float32 and without a mask."""
+        """Return some of the tokens, or all for None, in float32 and without a mask."""
         prior, examples, ids = (
             given if given is None or kept is None else given[kept]
             for given in (self.prior, self.examples, self.ids)
@@ -54,17 +54,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which experts process which tokens: one row per pair, in order of precedence.
-
-    Where an expert has room for a few pairs only, it keeps the first ones.
+    """Pairs of tokens and experts, in order of precedence for experts of limited capacity.
 
     Attributes:
-        tokens: The token of each pair, below N; shape (P,).
-        experts: The expert of each pair, below E; shape (P,).
-        weights: The gate of each pair, float32, with gradient; shape (P,).
-        probabilities: Of each expert for each token, float32; 0 for padding; shape (N, E).
-        logits: What the softmax was taken of, for losses.
-        load: A differentiable estimate of the tokens per expert, where the kind has one.
+        tokens: Token of each pair, below N; shape (P,).
+        experts: Expert of each pair, below E; shape (P,).
+        weights: Gate of each pair, float32, with gradient; shape (P,).
+        probabilities: Probability of each expert for each token, float32; 0 for padding; (N, E).
+        logits: Logits of the softmax, for losses.
+        load: Differentiable estimate of the tokens per expert, if the kind has one.
         losses: Auxiliary losses by name, coefficients included.
     """
 
@@ -77,7 +75,7 @@ class Assignment:
     losses: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
 
     def counts(self) -> Int[Tensor, "E"]:
-        """Return how many tokens each expert received."""
+        """Return the number of tokens of each expert."""
         return torch.bincount(self.experts, minlength=self.probabilities.shape[1])
 
 
@@ -94,13 +92,13 @@ class Dispatch:
 
 
 def sort_by_expert(assignment: Assignment) -> Dispatch:
-    """Sort pairs by expert; those of one expert stay in their order."""
+    """Return the pairs sorted by expert, in stable order."""
     order = assignment.experts.argsort(stable=True)
     return Dispatch(assignment.tokens[order], assignment.weights[order], assignment.counts())
 
 
 def within_capacity(assignment: Assignment, capacity: int) -> Bool[Tensor, "P"]:
-    """Say for which pairs the expert has room: its first ``capacity`` ones."""
+    """Return whether each pair is among the first ``capacity`` ones of its expert."""
     order = assignment.experts.argsort(stable=True)
     counts = assignment.counts()
     first = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=len(order))
@@ -109,7 +107,7 @@ def within_capacity(assignment: Assignment, capacity: int) -> Bool[Tensor, "P"]:
 
 
 def keep_pairs(assignment: Assignment, kept: Bool[Tensor, "P"]) -> Assignment:
-    """Leave pairs out of an assignment."""
+    """Return an assignment with some of the pairs."""
     return replace(
         assignment,
         tokens=assignment.tokens[kept],
@@ -119,18 +117,18 @@ def keep_pairs(assignment: Assignment, kept: Bool[Tensor, "P"]) -> Assignment:
 
 
 def capacity_of(n_pairs: int, n_experts: int, factor: float) -> int:
-    """Return the room of an expert: ``factor`` times an even share of the pairs, rounded up."""
+    """Return the capacity of an expert: ``factor`` times an even share of pairs, rounded up."""
     return math.ceil(exact_fraction(factor, n_pairs) / n_experts)
 
 
 def gate_matrix(assignment: Assignment) -> Float[Tensor, "N E"]:
-    """Return the gate of every expert for every token, 0 where it was not chosen."""
+    """Return the gate of every expert for every token; 0 for experts that were not chosen."""
     gates = assignment.weights.new_zeros(assignment.probabilities.shape)
     places = (assignment.tokens, assignment.experts)
     return gates.index_put(places, assignment.weights, accumulate=True)
 
 
 def combine(y: Float[Tensor, "P O"], work: Dispatch, n_tokens: int) -> Float[Tensor, "N O"]:
-    """Return, for each token, the sum of its pairs' outputs times their gates."""
+    """Return for each token the sum of its pairs' outputs, weighted by their gates."""
     weighted = y * work.weights[:, None].to(y.dtype)
     return weighted.new_zeros(n_tokens, y.shape[1]).index_add(0, work.tokens, weighted)

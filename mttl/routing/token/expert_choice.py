@@ -1,4 +1,4 @@
-"""Expert choice: each expert takes the tokens it fits best."""
+"""Expert choice: each expert chooses the tokens with its highest probabilities."""
 
 from typing import Any, ClassVar
 
@@ -14,12 +14,12 @@ class ExpertChoiceRouter(LinearRouter):
     r"""Lets experts choose tokens; not for causal decoders.
 
     With :math:`p = \mathrm{softmax}(W x)` over experts, expert e takes the
-    :math:`n = \lceil c N / E \rceil` tokens of largest :math:`p_e`, with that as the gate. All
-    experts have the same load without a loss; a token may get none of them or all, depending on
-    later tokens of its own text too.
+    :math:`n = \lceil c N / E \rceil` tokens of largest :math:`p_e`, which is the gate. All experts
+    have the same load without a loss; a token gets between none and all experts, and its choice
+    depends on later tokens of its text.
 
     Args:
-        capacity: Experts per token, on average.
+        capacity: Mean number of experts per token.
 
     Raises:
         ValueError: If the capacity is above E.
@@ -49,5 +49,5 @@ class ExpertChoiceRouter(LinearRouter):
         choice = Assignment(*pairs, probabilities, logits)
         if tokens.prior is None:
             return choice
-        # An expert takes no token that it is forbidden to.
+        # Leave out pairs that the prior excludes.
         return keep_pairs(choice, logits[choice.tokens, choice.experts] > -torch.inf)

@@ -1,4 +1,4 @@
-"""Hash routing: the expert of a token is fixed by its vocabulary entry."""
+"""Hash routing: the vocabulary entry of a token determines its expert."""
 
 from typing import ClassVar
 
@@ -12,14 +12,14 @@ from mttl.routing.token.token_router import TokenRouter
 
 
 class HashRouter(TokenRouter):
-    """Sends each token to the expert that a fixed random table names for its vocabulary entry.
+    """Sends each token to the expert of its vocabulary entry in a fixed random table.
 
-    The table gives every expert the same number of entries. There is nothing to learn: the gate is
-    1. The state dict holds the table.
+    Every expert has the same number of entries, and gates are 1, so nothing is trained. The state
+    dict contains the table.
 
     Args:
-        vocabulary_size: Entries V.
-        seed: Of the table; a layer's own makes layers differ.
+        vocabulary_size: Number of entries V.
+        seed: Seed of the table; use different seeds for different tables per layer.
 
     Raises:
         ValueError: If the vocabulary is smaller than the number of experts, or there is a prior.
@@ -50,9 +50,9 @@ class HashRouter(TokenRouter):
     def choose(self, tokens: Tokens) -> Assignment:
         assert tokens.ids is not None
         if tokens.prior is not None:
-            raise ValueError("HashRouter has no logits that a prior could be added to; give none")
+            raise ValueError("HashRouter has no logits, so it cannot use a prior; leave it out")
         experts = self.table[tokens.ids]
         chosen = torch.nn.functional.one_hot(experts, self.n_experts).float()
-        # As logits, minus infinity elsewhere: the softmax is the choice.
+        # Logits are minus infinity elsewhere, so that the softmax is the choice.
         gates = torch.ones_like(chosen[:, 0])
         return Assignment(tokens.numbers(), experts, gates, chosen, chosen.log())

@@ -1,4 +1,4 @@
-"""Which positions of a forward pass are tokens, and the record of which experts they chose."""
+"""Masks of the tokens of a forward pass, and records of the experts that they chose."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """Which experts one layer chose for which tokens in one forward pass.
+    """The experts that the tokens of one layer chose in one forward pass.
 
     Attributes:
-        layer: The layer's path in the backbone.
-        stack: Whose tokens it saw: ``"encoder"``, ``"decoder"`` or ``"model"``.
-        rows: Rows R of its input.
-        positions: Positions L of its input: token n is row n // L, position n % L.
-        n_experts: Experts E.
-        tokens: The token of every chosen pair; padding is in none.
-        experts: The expert of every chosen pair.
-        kept: Whether the expert had room for it; all of them where None.
+        layer: Path of the layer in the backbone.
+        stack: Stack of the tokens: ``"encoder"``, ``"decoder"`` or ``"model"``.
+        rows: Number of rows R of the input.
+        positions: Number of positions L of the input: token n is row n // L, position n % L.
+        n_experts: Number of experts E.
+        tokens: Token of every pair, without padding.
+        experts: Expert of every pair.
+        kept: Whether a pair is within the expert's capacity; None if all are.
     """
 
     layer: str
@@ -37,11 +37,11 @@ class TokenRecord:
     kept: Bool[Tensor, "P"] | None = None
 
     def load(self) -> Int[Tensor, "E"]:
-        """Return how many tokens chose each expert, before any were dropped."""
+        """Return the number of tokens that chose each expert, including dropped ones."""
         return torch.bincount(self.experts, minlength=self.n_experts)
 
     def dropped(self) -> Int[Tensor, ""]:
-        """Return how many pairs found no room."""
+        """Return the number of pairs beyond the capacity of their expert."""
         if self.kept is None:
             return self.experts.new_zeros(())
         return (~self.kept).sum()
@@ -49,23 +49,22 @@ class TokenRecord:
 
 @dataclass
 class TokenMasks:
-    """Which positions of a batch are tokens and which are padding.
+    """The masks of tokens and padding of a batch.
 
     Args:
-        stacks: By stack (``"encoder"``, ``"decoder"``, ``"model"``), True where a token is. A stack
-            without an entry has no padding.
-        finished: While text is generated, the rows that have ended: what a stack sees of them
-            beyond its mask is padding.
+        stacks: Mask of each stack (``"encoder"``, ``"decoder"``, ``"model"``), True for tokens. A
+            stack without a mask has no padding.
+        finished: Rows that have ended in generation, whose further positions are padding.
     """
 
     stacks: dict[str, Bool[Tensor, "B L"]]
     finished: Bool[Tensor, "R"] | None = None
 
     def of(self, stack: str, n_rows: int, n_positions: int) -> Bool[Tensor, "R L"] | None:
-        """Return the mask of a layer's input, or None where all of it is tokens.
+        """Return the mask of a layer's input, or None if all positions are tokens.
 
-        Positions after those of the mask were generated. A decoder that keeps its keys and values
-        sees nothing but them.
+        Positions after those of the mask were generated; with a cache, a decoder's input has only
+        these.
 
         Raises:
             ValueError: If the input does not fit the mask.
@@ -77,7 +76,7 @@ class TokenMasks:
             return None if mask is None else _repeated(mask, n_rows)
         finished = self.finished
         if finished is not None and finished.shape[0] != n_rows:
-            finished = None  # of another call's rows
+            finished = None  # rows of another call
         n_known = 0 if mask is None else mask.shape[1]
         if n_positions < n_known or mask is None:
             return None if finished is None else _same(~finished, n_positions)
@@ -89,19 +88,20 @@ class TokenMasks:
 
 
 def check_fit(stack: str, known: Tensor, n_rows: int, n_positions: int) -> None:
-    """Refuse an input of a layer with no multiple of its stack's known rows, or other positions."""
+    """Raise ValueError if a layer's rows are no multiple of its stack's, or positions differ."""
     if n_rows % known.shape[0] or n_positions != known.shape[1]:
         raise ValueError(
-            f"a layer of the {stack} received {n_rows} rows of {n_positions} positions, its stack "
-            f"{known.shape[0]} of {known.shape[1]}"
+            f"a layer of the {stack} received {n_rows} rows of {n_positions} positions, but the "
+            f"mask or ids of its stack have {known.shape[0]} rows of {known.shape[1]}"
         )
 
 
 def token_masks(inputs: Mapping[str, Any], *, encoder_decoder: bool) -> TokenMasks:
-    """Return which positions are tokens, from what a language model is called with.
+    """Return the masks of tokens from the arguments of a language model.
 
-    That is ``attention_mask``, and for the decoder of an encoder-decoder ``decoder_attention_mask``
-    or ``labels``, whose padding is -100. What is absent has no padding.
+    These are ``attention_mask``, and for the decoder of an encoder-decoder
+    ``decoder_attention_mask`` or ``labels``, whose padding is -100. Stacks without an argument have
+    no padding.
     """
     attention = inputs.get("attention_mask")
     given = None if attention is None else attention.bool()
@@ -113,13 +113,13 @@ def token_masks(inputs: Mapping[str, Any], *, encoder_decoder: bool) -> TokenMas
     if decoder is not None:
         stacks["decoder"] = decoder.bool()
     elif labels is not None:
-        # What a position computes matters if it has a label to predict.
+        # Only positions with a label contribute to the loss.
         stacks["decoder"] = labels != IGNORED
     return TokenMasks(stacks)
 
 
 def _repeated(mask: Bool[Tensor, "B L"], n_rows: int) -> Bool[Tensor, "R L"]:
-    """The rows of one example are neighbours."""
+    """Repeat each row, so that rows of one example are adjacent."""
     times = n_rows // mask.shape[0]
     return mask if times == 1 else mask.repeat_interleave(times, dim=0)
 

@@ -1,4 +1,4 @@
-"""Routing among members of a library: by their own weights (Arrow, SpectR), or by trained gates."""
+"""Token routers for members of a library: by their weights (Arrow, SpectR), or by trained gates."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -16,15 +16,15 @@ from mttl.routing.token.top_k import top_choice
 
 
 class MemberRouter(TokenRouter):
-    r"""Sends each token to the ``top_k`` members of the highest scores.
+    r"""Sends each token to the ``top_k`` members with the highest scores.
 
-    The gates are the softmax of the kept scores over the temperature. Nothing is trained: a score
-    depends on the token and on what was read of the members' weights, which is kept in buffers. A
-    member that changes nothing in this layer is not chosen in it.
+    The gates are the softmax of these scores over the temperature. Scores depend on the token and
+    on buffers computed from the members' weights. A member that changes nothing in this layer is
+    not chosen.
 
     Args:
-        top_k: Members per token.
-        temperature: Temperature of the softmax over the kept ones.
+        top_k: Number of members per token.
+        temperature: Temperature of the softmax over the chosen members.
 
     Raises:
         ValueError: If ``top_k`` is above E.
@@ -32,11 +32,11 @@ class MemberRouter(TokenRouter):
 
     asks: ClassVar = {"has_factors": "kind"}
     lacks: ClassVar = {
-        "balances": "it takes members of a library as they are; set it to 0",
-        "trains": "its members exist already. Make a run of them with `mttl library run`, or "
-        "train experts with another router, such as top_k",
-        "plots": "its run is made of a library, and no routing was recorded in training; count "
-        "which tokens take which member (mttl plot RUN --count dev)",
+        "balances": "it uses trained members of a library; set it to 0",
+        "trains": "it needs trained members of a library. Make a run of them with `mttl library "
+        "run`, or train experts with another router, such as top_k",
+        "plots": "its run is made of a library, without records of training; count the members "
+        "that tokens choose (mttl plot RUN --count dev)",
     }
     present: Tensor
 
@@ -56,11 +56,11 @@ class MemberRouter(TokenRouter):
 
     @abstractmethod
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:
-        """Take from the members' factors what their scores depend on."""
+        """Compute the buffers of the scores from the members' factors."""
 
     @abstractmethod
     def scores(self, states: Float[Tensor, "N I"]) -> Float[Tensor, "N E"]:
-        """Return how well each member fits each token."""
+        """Return the score of each member for each token."""
 
     def reset_parameters(self) -> None:
         pass
@@ -75,19 +75,18 @@ class MemberRouter(TokenRouter):
         return top_choice(logits, chosen, normalise=True, forbids=True)
 
     def note_present(self, sizes: Float[Tensor, "E"]) -> None:
-        """Note which members change anything here; where none does, all may be chosen."""
+        """Record the members that change this layer; if none does, all may be chosen."""
         self.present.copy_((sizes > 0) | (sizes == 0).all())
 
 
 class ArrowRouter(MemberRouter):
-    r"""Chooses members of a library by the direction that each stretches most; without training.
+    r"""Chooses members of a library by their first singular vectors; without training.
 
-    A token is scored by :math:`|x^\top v_e|`, with :math:`v_e` the first right singular vector.
-    :math:`v_e` is the direction of the input that the change :math:`B_e A_e^\top` of a member
-    stretches most. Its sign means nothing, hence the absolute value.
+    A token's score is :math:`|x^\top v_e|`, with :math:`v_e` the first right singular vector of the
+    member's change :math:`B_e A_e^\top`. The absolute value removes the arbitrary sign.
 
-    PEFT finds :math:`v_e` by power iteration from a random start; here it is exact. PEFT refuses a
-    member that lacks the layer, and has dropout on the members' sum.
+    PEFT computes :math:`v_e` by power iteration from a random start; here it is exact. PEFT also
+    rejects members that lack the layer, and applies dropout to the sum of the members.
 
     References:
         Ostapenko et al., *Towards Modular LLMs by Building and Reusing a Library of LoRAs*, ICML
@@ -112,11 +111,11 @@ class ArrowRouter(MemberRouter):
 
 
 class SpectralRouter(MemberRouter):
-    r"""Chooses members of a library by the length of their change of a token; without training.
+    r"""Chooses members of a library by the norm of their change of a token; without training.
 
-    A token is scored by :math:`\lVert S_e V_e^\top x \rVert_2`, all singular vectors of a member.
-    With :math:`B_e A_e^\top = U_e S_e V_e^\top` this is the length of what the member adds to the
-    layer's output, scale included, at the cost of r numbers per feature and member.
+    A token's score is :math:`\lVert S_e V_e^\top x \rVert_2` with
+    :math:`B_e A_e^\top = U_e S_e V_e^\top`: the norm of the member's change of the layer's output,
+    scale included. It needs r numbers per feature and member.
 
     Args:
         rank: Rank r of the members.
@@ -147,10 +146,10 @@ class SpectralRouter(MemberRouter):
 def right_factors(
     down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]
 ) -> Float[Tensor, "E I r"]:
-    r"""Return :math:`\sigma_i v_i`, the right singular vectors of ``up @ downᵀ`` times the values.
+    r"""Return :math:`\sigma_i v_i`, the scaled right singular vectors of ``up @ downᵀ``.
 
     The largest come first. With ``A = Q R`` and ``B = P S`` they are ``Q`` times those of the small
-    matrix ``S Rᵀ``, so that the product of both factors is never built.
+    matrix ``S Rᵀ``, which avoids the product of the factors.
     """
     basis, rest = torch.linalg.qr(down.double())
     core = torch.linalg.qr(up.double()).R @ rest.mT
@@ -160,23 +159,21 @@ def right_factors(
 
 
 class PhatgooseRouter(MemberRouter):
-    r"""Chooses members of a library by gates that are trained when the run is made of it.
+    r"""Chooses members of a library by gates, which `mttl library run` trains (Phatgoose).
 
-    A token is scored by :math:`\bar v_e^\top \bar x / \sqrt I`, gate and token standardised.
-    Each member has a gate :math:`v_e` in the layer. It is learned after the member, which is
-    frozen, on the member's own task: there the member's change is multiplied by
-    :math:`\sigma(v_e^\top x)`, starting at 1/2. Standardising takes from each vector the mean of
-    its entries and divides by their deviation.
+    A token's score is :math:`\bar v_e^\top \bar x / \sqrt I` with the standardised token and gate
+    :math:`v_e` of the member in this layer. Gates are trained on the members' tasks with frozen
+    members: a member's change is multiplied by :math:`\sigma(v_e^\top x)`, which starts at 1/2.
 
     Args:
-        top_k: Members per token.
-        temperature: Temperature of the softmax over the kept ones.
-        gate_steps: Steps in which the gates are trained, on batches of all members' tasks.
+        top_k: Number of members per token.
+        temperature: Temperature of the softmax over the chosen members.
+        gate_steps: Training steps of the gates, on batches of all members' tasks.
         gate_lr: Learning rate of the gates.
 
     Attributes:
-        learning: Whether gates are being trained: each token goes to the members that its prior
-            allows, and their gates are sigmoids.
+        learning: Whether gates are being trained; each token then goes to the members that its
+            prior allows, with sigmoid gates.
 
     References:
         Muqeeth, Liu, Liu and Raffel, *Learning to Route Among Specialized Experts for Zero-Shot
@@ -199,7 +196,7 @@ class PhatgooseRouter(MemberRouter):
         self.learning = False
 
     def reset_parameters(self) -> None:
-        nn.init.zeros_(self.gates)  # all are half open
+        nn.init.zeros_(self.gates)  # half open
 
     @torch.no_grad()
     def read(self, down: Float[Tensor, "E I r"], up: Float[Tensor, "E O r"]) -> None:

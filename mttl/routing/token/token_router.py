@@ -1,4 +1,4 @@
-"""The interface of all routers that choose experts by token, each of one layer."""
+"""The interface of token routers, which choose experts in one layer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,32 +14,31 @@ from mttl.plugins.part_settings import Bounded
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.choice import Assignment, Tokens
 
-# What routers lack that fill every expert evenly.
+# Features that are missing for routers with equal loads.
 EVEN: Mapping[str, Any] = dict.fromkeys(
-    ("balances", "drops_tokens"), "it fills every expert evenly; leave it out"
+    ("balances", "drops_tokens"), "its experts have equal loads; leave it out"
 )
 
 
 class TokenRouter(Bounded, nn.Module, ABC):
-    """Maps the tokens of one layer to experts, in float32 whatever the input's dtype.
+    """Maps the tokens of one layer to experts, in float32 for any input dtype.
 
-    Padding is taken out before anything is computed, so that it is neither routed nor counted.
+    Padding is removed before routing.
 
     Args:
         in_features: Features I of a token.
-        n_experts: Experts E.
-        balance: Computes the losses that keep the experts in use; none by default.
+        n_experts: Number of experts E.
+        balance: Balancing losses; none by default.
 
     Attributes:
-        causal: Whether a token's experts do not depend on later tokens of its text, as a decoder
-            needs.
+        causal: Whether a token's experts are independent of later tokens, as decoders require.
         needs_token_ids: Whether the kind routes by vocabulary entry.
-        bias: Balances without a loss, where the kind can.
+        bias: Balancing bias without a loss, if the kind has one.
     """
 
     lacks: ClassVar[Mapping[str, Any]] = {
         "estimates_load": "it has no estimate of the load; use noisy_top_k",
-        "takes_bias": "no bias can change its choices; use top_k or switch",
+        "takes_bias": "it cannot use a bias; use top_k or switch",
     }
     role = "token_router"
     causal = True
@@ -57,13 +56,13 @@ class TokenRouter(Bounded, nn.Module, ABC):
 
     @abstractmethod
     def choose(self, tokens: Tokens) -> Assignment:
-        """Choose experts for tokens in float32 without padding; autocast is off."""
+        """Return the experts of tokens, which are float32 without padding; autocast is off."""
 
     def forward(self, tokens: Tokens) -> Assignment:
-        """Assign tokens to experts.
+        """Return the assignment of tokens to experts.
 
         Raises:
-            ValueError: If the prior forbids all experts to a token.
+            ValueError: If the prior excludes all experts for a token.
         """
         kept = None if tokens.mask is None else tokens.mask.nonzero().squeeze(1)
         with torch.autocast(tokens.states.device.type, enabled=False):
@@ -89,8 +88,8 @@ class LinearRouter(TokenRouter):
     """A token router with logits ``W x``.
 
     Args:
-        init_scale: The weight starts with variance ``init_scale / in_features``. Small logits at
-            first leave all experts a chance; the Switch Transformer starts with 0.1.
+        init_scale: Scale of the weight's initial variance, ``init_scale / in_features``; small
+            logits favour exploration. The Switch Transformer uses 0.1.
     """
 
     internal = ("init_scale",)
@@ -108,12 +107,12 @@ class LinearRouter(TokenRouter):
 
 
 def check_prior(prior: Float[Tensor, "N E"] | None) -> None:
-    """Refuse a prior that leaves a token without any expert."""
+    """Raise ValueError if a prior excludes all experts for a token."""
     if prior is None:
         return
     forbidden = (prior == -torch.inf).all(dim=-1)
     if forbidden.any():
         raise ValueError(
-            f"the prior forbids all {prior.shape[1]} experts to {int(forbidden.sum())} of "
-            f"{len(prior)} tokens; leave at least one of each row above minus infinity"
+            f"the prior excludes all {prior.shape[1]} experts for {int(forbidden.sum())} of "
+            f"{len(prior)} tokens; each row needs an entry above minus infinity"
         )

@@ -1,4 +1,4 @@
-"""Top-k routing: each token goes to its most probable experts, also by noise or chance."""
+"""Top-k routing: each token goes to its most probable experts, possibly with noise."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -22,10 +22,10 @@ class TopKRouter(LinearRouter):
     ``top_k=2``; the Switch Transformer is ``top_k=1, normalise=False, jitter=1e-2``.
 
     Args:
-        top_k: Experts per token.
-        normalise: Let the gates of a token sum to 1; with one expert per token they must not.
-        jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
-        bias: Balances without a loss; see `BiasBalance`.
+        top_k: Number of experts per token.
+        normalise: Whether the gates of a token sum to 1; must be false for one expert per token.
+        jitter: Range of the noise in training: inputs are multiplied by U(1 - jitter, 1 + jitter).
+        bias: Balancing bias without a loss; see `BiasBalance`.
 
     Raises:
         ValueError: If ``top_k`` is above E, or a single gate would be normalised.
@@ -37,8 +37,8 @@ class TopKRouter(LinearRouter):
 
     lacks: ClassVar = {"takes_bias": ""}
     refuses: ClassVar = {
-        "normalise and top_k = 1": "normalise with top_k 1 makes every gate 1, and nothing is "
-        "learned: set normalise: false, or kind: switch"
+        "normalise and top_k = 1": "with normalise and top_k 1 every gate is 1 and the router "
+        "learns nothing: set normalise: false, or kind: switch"
     }
 
     def __init__(
@@ -56,7 +56,7 @@ class TopKRouter(LinearRouter):
         require_at_most("n_experts", n_experts, top_k=top_k)
         if normalise and top_k == 1 and n_experts > 1:
             raise ValueError(
-                "top_k (1) with normalise makes every gate 1 and the router learns nothing; set "
+                "with normalise and top_k (1) every gate is 1 and the router learns nothing; set "
                 "normalise to False, as the Switch Transformer does"
             )
         self.top_k, self.normalise, self.jitter, self.bias = top_k, normalise, jitter, bias
@@ -73,7 +73,7 @@ class TopKRouter(LinearRouter):
         logits = tokens.logits(self.weight)
         liked = logits
         if self.bias is not None:
-            # A forbidden expert has probability 0, and no bias may bring it back.
+            # Excluded experts stay excluded for any bias.
             liked = (torch.softmax(logits, dim=-1) + self.bias.value).where(
                 logits > -torch.inf, logits
             )
@@ -86,7 +86,7 @@ class SwitchRouter(TopKRouter):
     """Sends each token to its most probable expert, with the probability as the gate (Switch).
 
     Args:
-        jitter: While training, multiply the router's input by U(1 - jitter, 1 + jitter).
+        jitter: Range of the noise in training: inputs are multiplied by U(1 - jitter, 1 + jitter).
     """
 
     internal = ("top_k", "normalise")
@@ -101,8 +101,8 @@ class SwitchRouter(TopKRouter):
 class ExampleRouter(TopKRouter):
     r"""Routes all tokens of an example to the same experts, by their mean; not for causal decoders.
 
-    Otherwise a `TopKRouter`, whose arguments it takes. The mean is of all tokens, later ones among
-    them, so this cannot route a causal decoder. Losses weigh an example by its tokens.
+    It has the arguments of `TopKRouter`. The mean includes later tokens, so the router cannot be
+    used in a causal decoder. Losses weight an example by its number of tokens.
 
     References:
         Compared with token and task routing in Kudugunta et al., *Beyond Distillation: Task-level
@@ -119,12 +119,12 @@ class ExampleRouter(TopKRouter):
         names, example_of = tokens.examples.unique(return_inverse=True)
         sums = x.new_zeros(len(names), x.shape[1]).index_add(0, example_of, x)
         means = sums / torch.bincount(example_of, minlength=len(names))[:, None]
-        if prior is not None:  # of the task, hence the same for all tokens of an example
+        if prior is not None:  # equal for all tokens of an example, as it is that of the task
             first = torch.empty_like(names)
             prior = prior[first.scatter_(0, example_of.flip(0), tokens.numbers().flip(0))]
         choice = super().choose(Tokens(means, prior=prior))
         assert choice.logits is not None
-        # From pairs of examples to pairs of their tokens, in the same order of precedence.
+        # Expand pairs of examples to pairs of their tokens, in the same order of precedence.
         pairs, numbers = (choice.tokens[:, None] == example_of[None]).nonzero(as_tuple=True)
         return replace(
             choice,
@@ -143,7 +143,7 @@ def top_choice(
     normalise: bool,
     forbids: bool = False,
 ) -> Assignment:
-    """Turn the chosen experts of each token into pairs, all first choices before the second ones.
+    """Return the pairs of chosen experts, all first choices before the second ones.
 
     With ``forbids``, experts whose logit is minus infinity are left out.
     """
@@ -161,14 +161,14 @@ def top_choice(
 
 
 class GShardRouter(LinearRouter):
-    r"""Sends each token to its best expert, and to its second best by chance.
+    r"""Sends each token to its best expert, and at random to its second best.
 
-    The gates are :math:`g_1, g_2`, the two largest probabilities divided by their sum. While
-    training the second expert is kept with probability :math:`\min(1, g_2 / \tau)`; in evaluation
-    where :math:`g_2 > \tau`. A token that loses it keeps :math:`g_1` as it was.
+    The gates are :math:`g_1, g_2`, the two largest probabilities divided by their sum. In training
+    the second expert is kept with probability :math:`\min(1, g_2 / \tau)`, in evaluation if
+    :math:`g_2 > \tau`. Without it, :math:`g_1` does not change.
 
     Args:
-        threshold: A second gate of at least this is always taken.
+        threshold: Smallest second gate τ that is always kept.
 
     Raises:
         ValueError: If there are fewer than 2 experts.
@@ -202,15 +202,15 @@ SMALLEST_NOISE = 1e-2
 class NoisyTopKRouter(TokenRouter):
     r"""Sends each token to its best experts by logits with learned noise (Shazeer et al.).
 
-    While training, :math:`h = W_g x + \epsilon \odot \sigma` with
+    In training, :math:`h = W_g x + \epsilon \odot \sigma` with
     :math:`\sigma = \mathrm{softplus}(W_n x) + 10^{-2}` and standard normal :math:`\epsilon`; in
     evaluation :math:`h = W_g x`. Gates are the softmax over the ``top_k`` largest entries of h. The
-    load of expert e is estimated by the probability that it is chosen if only its noise is drawn
-    again, :math:`\sum_x \Phi((W_g x - t_e(x)) / \sigma)_e`, where :math:`t_e` is the
+    load of expert e is estimated by the probability that it is chosen if only its noise is
+    resampled, :math:`\sum_x \Phi((W_g x - t_e(x)) / \sigma)_e`, where :math:`t_e` is the
     ``top_k``-th largest entry of h without e.
 
     Args:
-        top_k: Experts per token.
+        top_k: Number of experts per token.
 
     Raises:
         ValueError: If ``top_k`` is above E - 1.
@@ -234,7 +234,7 @@ class NoisyTopKRouter(TokenRouter):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)  # at first, noise alone decides
+        nn.init.zeros_(self.weight)  # at first, only noise decides
         nn.init.zeros_(self.noise_weight)
 
     def choose(self, tokens: Tokens) -> Assignment:
@@ -256,11 +256,11 @@ def expected_load(
     deviation: Float[Tensor, "N E"],
     top_k: int,
 ) -> Float[Tensor, "N E"]:
-    """Return the probability that each expert is chosen if only its noise is drawn again."""
+    """Return the probability that each expert is chosen if only its noise is resampled."""
     best = noisy.topk(top_k + 1, dim=-1).values
     last, next_best = best[:, -2:-1], best[:, -1:]
-    # Without a chosen expert, the one after the last chosen becomes the last.
+    # Without a chosen expert, the next best one is among the chosen.
     threshold = torch.where(noisy >= last, next_best, last)
-    # Fewer rivals than places: an allowed expert is always chosen, a forbidden one never.
+    # With fewer allowed experts than choices, allowed ones are always chosen, excluded ones never.
     margin = torch.where(clean > -torch.inf, clean - threshold, clean).clamp(-1e9, 1e9)
     return torch.special.ndtr(margin / deviation)

@@ -1,1 +1,1 @@
-"""Small feed-forward networks: adapters beside or behind a part of the backbone, and experts."""
+"""Small feed-forward networks: adapters parallel to or after a block, ladders, and experts."""

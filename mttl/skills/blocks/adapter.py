@@ -1,4 +1,4 @@
-"""Bottleneck adapters: small feed-forward networks beside or behind a block, whole or sparse."""
+"""Bottleneck adapters, dense or sparse: small networks parallel to or after a block."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,31 +21,31 @@ from mttl.skills.blocks.feed_forward_experts import (
 from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
 from mttl.skills.weights.supports import random_support, spread
 
-# The way down and the way up, each with its bias: (K, F, I), (K, F), (K, O, F), (K, O); of examples
-# B for K.
+# Down-projection and up-projection, each with its bias: (K, F, I), (K, F), (K, O, F), (K, O); B
+# instead of K for examples.
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class BottleneckInventory(Inventory):
     r"""K networks with a narrow hidden layer, :math:`f_k(h) = s\,(U_k\,a(D_k h + b_k) + c_k)`.
 
-    What is added to the block's output y is, with mixing weights w, the one network of averaged
-    parameters for the mixing ``"factors"``, as the code of Polytropon does with LoRA, and
-    :math:`\sum_k w_k f_k(h)` for ``"outputs"``, which computes all K. Tokens that choose add
+    With mixing weights w, ``mix="factors"`` adds to the block's output the network of averaged
+    parameters, as the code of Polytropon does with LoRA; ``"outputs"`` adds
+    :math:`\sum_k w_k f_k(h)`, which computes all K networks. Token routing adds
     :math:`\sum_e g_e f_e(h)`.
 
-    Each of several ``stages`` is mixed by its share of a row, :math:`w_k / \sum_{j} w_j` over its
-    own skills; one without weight adds nothing.
+    Each of several ``stages`` normalises the mixing weights over its skills,
+    :math:`w_k / \sum_{j} w_j`; a stage whose weights are all 0 adds nothing.
 
     Args:
         hidden_features: Width of the bottleneck.
-        activation: Between the two projections.
-        parallel: Read the input of the block, in parallel; otherwise its output, in sequence.
+        activation: Activation between the two projections.
+        parallel: Whether to read the input of the block, in parallel, or its output, in sequence.
         scale: Factor on the change.
-        layer_norm: Normalise what the adapter reads.
-        mix: Average the parameters, or the outputs.
-        stages: Skills of each stage, which sum to n_skills: the first change the block's output,
-            the next read that and change it, as a task's adapter on top of a language's (MAD-X).
+        layer_norm: Whether to normalise the adapter's input.
+        mix: Object of the averaging: parameters (``"factors"``) or ``"outputs"``.
+        stages: Numbers of skills of each stage, which sum to n_skills. A stage reads and changes
+            the output of the previous one, as a task's adapter on top of a language's (MAD-X).
 
     References:
         Stages: Pfeiffer, Vulić, Gurevych and Ruder, *MAD-X: An Adapter-Based Framework for
@@ -56,8 +56,8 @@ class BottleneckInventory(Inventory):
         **NO_WEIGHTS,
         "takes_signed_weights": (
             "stages",
-            "skills of a stage take its share of a row, and rows of that router may be negative; "
-            "use another router",
+            "a stage normalises its routing weights, which this router lets be negative; use "
+            "another router",
         ),
     }
     section_defaults: ClassVar = {"parallel": False}
@@ -84,13 +84,13 @@ class BottleneckInventory(Inventory):
         stages = (n_skills,) if stages is None else tuple(stages)
         if min(stages, default=0) < 1 or sum(stages) != n_skills:
             raise ValueError(
-                f"stages ({list(stages)}) must be numbers of skills, one for each stage, that "
-                f"sum to n_skills ({n_skills})"
+                f"stages ({list(stages)}) must be positive numbers of skills that sum to n_skills "
+                f"({n_skills})"
             )
         if len(stages) > 1 and parallel:
             raise ValueError(
-                "an upper stage reads what the lower one made of a block's output: set parallel: "
-                f"false for stages ({list(stages)})"
+                f"parallel must be false for several stages ({list(stages)}): each reads the "
+                "block's output as the previous one changed it"
             )
         self.stages = stages
         if len(stages) > 1:
@@ -103,7 +103,7 @@ class BottleneckInventory(Inventory):
 
     @abstractmethod
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
-        """Return the ways down and up, each with its bias: of every skill, or `averaged`."""
+        """Return the projections and biases of every skill, or `averaged` by weights."""
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
         parts = []
@@ -118,7 +118,7 @@ class BottleneckInventory(Inventory):
         return y
 
     def _shares(self, weights: Float[Tensor, "B 1 K"]) -> list[Float[Tensor, "B 1 K"]]:
-        """Return the mixing weights of each stage, which are 0 for the skills of others."""
+        """Return the mixing weights of each stage; the skills of other stages have weight 0."""
         if len(self.stages) == 1:
             return [weights]
         shares, before = [], 0
@@ -157,16 +157,16 @@ class BottleneckInventory(Inventory):
         return self.scale * combine(change, work, len(x))
 
     def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
-        """Return the hidden units of every adapter, and a 1 that its last bias is multiplied by."""
+        """Return the hidden units of every adapter, and a 1 that multiplies the last bias."""
         if len(self.stages) > 1:
-            raise NotImplementedError("stacked adapters change what others of them read")
+            raise NotImplementedError("adapters in stages have no common hidden units")
         dtype = active_dtype(x)
         h = self._read(x if self.reads == "input" else y, dtype)
         down, down_bias, _, _ = (part.to(dtype) for part in self.projections())
         return nn.functional.pad(self._hidden(h, down, down_bias), (0, 1), value=1.0)
 
     def last_product(self) -> Float[Tensor, "K O r"]:
-        """Return the ways up, each with its bias behind."""
+        """Return the up-projections, each with its bias as the last column."""
         _, _, up, up_bias = self.projections()
         return self.scale * torch.cat([up, up_bias.unsqueeze(-1)], dim=-1)
 
@@ -181,7 +181,7 @@ class BottleneckInventory(Inventory):
 
 
 def averaged(parts: Projections, weights: Float[Tensor, "B 1 K"] | None) -> Projections:
-    """Return the projections of each example's mixture, or without weights those of every skill."""
+    """Return the projections of each example's mixture; without weights those of every skill."""
     return tuple(part if weights is None else mix_blocks(part, weights) for part in parts)  # type: ignore[return-value]
 
 
@@ -189,23 +189,23 @@ class AdapterInventory(BottleneckInventory):
     r"""K bottleneck adapters: two projections with biases, and an activation between them.
 
     ==================  ==================================================================
-    Houlsby             behind attention and feed-forward blocks
-    Pfeiffer            behind feed-forward blocks only
-    parallel            beside a block, reading its input
-    scaled parallel     the same with the factor 4, beside feed-forward blocks
+    Houlsby             after attention and feed-forward blocks
+    Pfeiffer            after feed-forward blocks only
+    parallel            parallel to a block, reading its input
+    scaled parallel     parallel to feed-forward blocks, with the factor 4
     ==================  ==================================================================
 
-    Places are those of the survey of He et al.: skills read the block's output, or its input. In
-    the library `adapters`, and the release of AdapterFusion, a Pfeiffer adapter reads the sum of
-    output and residual, behind the norm if the model normalises there, and a parallel adapter the
-    residual. From the same input both make the same change.
+    As in the survey of He et al., skills read the block's output or its input. In the library
+    `adapters`, and the release of AdapterFusion, a Pfeiffer adapter reads the sum of output and
+    residual, after the norm if there is one, and a parallel adapter reads the residual. For equal
+    inputs the changes are equal.
 
     References:
         Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019,
-        arXiv:1902.00751. Pfeiffer et al., *AdapterFusion*, EACL 2021, arXiv:2005.00247. In
-        parallel and scaled: He et al., *Towards a Unified View of Parameter-Efficient Transfer
-        Learning*, ICLR 2022, arXiv:2110.04366. Averaged parameters: Chronopoulou et al.,
-        *AdapterSoup*, arXiv:2302.07027. As experts: Wang et al., *AdaMix*, EMNLP 2022,
+        arXiv:1902.00751. Pfeiffer et al., *AdapterFusion*, EACL 2021, arXiv:2005.00247. Parallel
+        and scaled: He et al., *Towards a Unified View of Parameter-Efficient Transfer Learning*,
+        ICLR 2022, arXiv:2110.04366. Averaged parameters: Chronopoulou et al., *AdapterSoup*,
+        arXiv:2302.07027. As experts: Wang et al., *AdaMix*, EMNLP 2022,
         arXiv:2205.12410.
     """
 
@@ -216,12 +216,11 @@ class AdapterInventory(BottleneckInventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the way down as `nn.Linear` does and set the way up to 0: no change yet."""
+        """Draw the down-projection as `nn.Linear` does; the up-projection is 0, so no change."""
         self.blocks.reset_parameters()
         nn.init.zeros_(self.blocks.down)
 
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
-        """Return the way down and the way up, each with its bias."""
         parts: Any = (
             *(self.blocks.up, self.blocks.up_bias),
             *(self.blocks.down, self.blocks.down_bias),
@@ -230,20 +229,18 @@ class AdapterInventory(BottleneckInventory):
 
 
 class AdapterExperts(AdapterInventory):
-    """Bottleneck adapters beside feed-forward blocks."""
+    """Bottleneck adapters parallel to feed-forward blocks."""
 
     internal = ("activation", "parallel", "scale", "layer_norm", "mix", "stages")
 
 
 class SparseAdapterInventory(BottleneckInventory):
-    r"""K adapters whose two projections are 0 but for few entries, drawn for each skill.
+    r"""K adapters with sparse projections, whose entries are drawn for each skill.
 
-    Only the values of these entries are parameters, so that a bottleneck may be as many times as
-    wide as its entries are few, for the same number of them (Large-Sparse). Biases are whole.
-
-    The release scores entries at random, by magnitude, or by gradients, of adapters that begin with
-    a change. Here the way up is 0 at first, and so are its magnitudes and all products of a weight
-    and its gradient: the choice is random, per projection, as in the release's scripts.
+    Only the values of these entries are parameters, so an equal number of them allows a wider
+    bottleneck (Large-Sparse). Biases are dense. Entries are chosen at random per projection, as in
+    the release's scripts: the up-projection starts at 0, so scores by magnitude or gradient, which
+    the release also has, would all be 0.
 
     Args:
         sparsity: Fraction of the entries of both projections that stay 0.
@@ -284,7 +281,7 @@ class SparseAdapterInventory(BottleneckInventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the way down as `nn.Linear` does and set the way up to 0; the places stay."""
+        """Draw the down-projection as `nn.Linear` does and set the up-projection to 0."""
         bound = self.read_features**-0.5
         nn.init.uniform_(self.down, -bound, bound)
         for part in (self.up, self.down_bias, self.up_bias):

@@ -16,19 +16,18 @@ class CompacterInventory(BottleneckInventory):
     r"""Adapters whose projections are sums of Kronecker products with shared factors.
 
     The projections are :math:`W = \sum_{i=1}^{n} A_i \otimes B_i` (PHM layers). The
-    rules :math:`A_i` are :math:`n \times n` and serve both projections; the factors :math:`B_i`
-    have an n-th of the projection's sides and, where a rank r is given, are products
-    :math:`s_i t_i^\top` of r columns (LPHM). A skill is a whole Compacter: it has rules of its own,
-    which all layers share where ``shared`` is set. For the mixing ``"factors"`` A, s and t are
-    averaged apart.
+    rules :math:`A_i` are :math:`n \times n` and common to both projections; the factors
+    :math:`B_i` have an n-th of the projection's sides and, with a rank r, are products
+    :math:`s_i t_i^\top` of r columns (LPHM). Each skill has its own rules, which all layers share
+    if ``shared`` is set. ``mix="factors"`` averages A, s and t separately.
 
-    A fresh one changes nothing, and its way down varies as that of `nn.Linear`. That of the release
-    draws both projections, so that it begins with a change.
+    A fresh Compacter changes nothing, and the down-projection has the variance of `nn.Linear`. The
+    release draws both projections, so it starts with a change.
 
     Args:
-        n_products: Kronecker products in a projection's sum; must divide all sizes.
-        rank: Rank of the factors of a layer's own; none keeps them whole (PHM).
-        shared: All layers share the small factors.
+        n_products: Number of Kronecker products in a projection; must divide all sizes.
+        rank: Rank of a layer's factors; None keeps them dense (PHM).
+        shared: Whether all layers share the small factors.
 
     References:
         Karimi Mahabadi, Henderson and Ruder, *Compacter: Efficient Low-Rank Hypercomplex Adapter
@@ -36,7 +35,7 @@ class CompacterInventory(BottleneckInventory):
     """
 
     lacks: ClassVar = {
-        "shards": ("shared", "what all layers share is in no block; set it to false")
+        "shards": ("shared", "factors that all layers share belong to no block; set it to false")
     }
     undecayed = ("down_bias", "up_bias")
 
@@ -75,8 +74,8 @@ class CompacterInventory(BottleneckInventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all but the last factor of the way up, which is 0: no change yet."""
-        # The entries of a sum of n products vary as those of one B.
+        """Draw all factors but the up-projection's last, which is 0, so there is no change."""
+        # The entries of a sum of n products have the variance of those of one B.
         _draw(self.rule, 1 / self.n_products)
         for factors, n_in in ((self.down, self.read_features), (self.up, self.hidden_features)):
             *left, right = factors

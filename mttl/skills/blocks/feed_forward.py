@@ -1,4 +1,4 @@
-"""The feed-forward blocks of a backbone, whatever they are called there."""
+"""The feed-forward blocks of a backbone, found by the names of their projections."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mttl.skills.targets import linear_features
 
-# Names of gate, up and down projection: T5 (gated or not), Llama and its like, BART and its like.
+# Names of gate, up- and down-projection: T5 (gated or not), models like Llama, models like BART.
 FORMS = (
     ("wi_0", "wi_1", "wo"),
     (None, "wi", "wo"),
@@ -15,7 +15,7 @@ FORMS = (
     (None, "fc1", "fc2"),
 )
 
-# Names of the first and the last projection: T5; Llama and its like; BART and OPT; GPT-2.
+# Names of the first and the last projection: T5; models like Llama; BART and OPT; GPT-2.
 _ATTENTION = (
     ("q", "o"),
     ("q_proj", "o_proj"),
@@ -28,7 +28,7 @@ _BLOCKS = (*_ATTENTION, *_FEED_FORWARD, ("c_fc", "c_proj"))
 
 
 class InlineFeedForward(nn.Module):
-    """What a layer like BART's computes between two residual connections, as a module."""
+    """The feed-forward computation inside a layer like BART's, as a separate module."""
 
     def __init__(self, fc1: nn.Module, act: nn.Module, fc2: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class InlineFeedForward(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The first projection's weight: backbones look at its dtype."""
+        """The first projection's weight, whose dtype backbones read."""
         return self.fc1.weight  # type: ignore[return-value]
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
@@ -47,8 +47,8 @@ class InlineFeedForward(nn.Module):
 class FeedForwardBlock:
     r"""The parts of one block: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
 
-    :math:`W_g` is the gate, :math:`W_i` the way up, :math:`W_o` the way down and a the activation;
-    dropout is the probability of dropping a hidden unit while training.
+    :math:`W_g` is the gate, :math:`W_i` the up-projection, :math:`W_o` the down-projection and a
+    the activation; dropout applies to hidden units during training.
     """
 
     gate: nn.Module | None
@@ -59,9 +59,9 @@ class FeedForwardBlock:
 
 
 def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the features in and out of all attention and feed-forward blocks, by path.
+    """Return the input and output features of all attention and feed-forward blocks, by path.
 
-    A feed-forward block inside a larger layer, such as BART's, stands under the path of its first
+    A feed-forward block inside a larger layer, such as BART's, has the path of its first
     projection; `separate` makes it a module.
     """
     places: dict[str, tuple[int, ...]] = {}
@@ -97,7 +97,7 @@ def feed_forward_blocks(backbone: nn.Module) -> dict[str, FeedForwardBlock]:
 
 
 def separate(backbone: nn.Module, path: str) -> nn.Module:
-    """Return a block as a module; one that is part of a larger layer is split off in place."""
+    """Return a block as a module; a part of a larger layer is split off in place."""
     above, _, name = path.rpartition(".")
     layer = backbone.get_submodule(above)
     form = _form(layer)
@@ -106,7 +106,7 @@ def separate(backbone: nn.Module, path: str) -> nn.Module:
     parts = layer.get_submodule(name), _activation(layer), layer.get_submodule("fc2")
     block = InlineFeedForward(*parts, _dropout(layer, inside=True))
     block.train(layer.training)
-    # What the layer still does between the two is now done inside.
+    # The layer's own steps between the projections are now inside the block.
     setattr(layer, name, block)
     layer.fc2 = nn.Identity()
     layer.activation_fn = nn.Identity()
@@ -115,7 +115,7 @@ def separate(backbone: nn.Module, path: str) -> nn.Module:
 
 
 def is_inline(module: nn.Module) -> bool:
-    """Return whether the block is a part of what the module does."""
+    """Return whether the feed-forward block is only a part of the module."""
     others = {name for name, child in module.named_children() if [*child.parameters()]}
     return bool(others - {"fc1", "fc2"}) and "fc1" in others
 
@@ -138,4 +138,7 @@ def _activation(module: nn.Module) -> nn.Module:
         found = getattr(module, name, None)
         if isinstance(found, nn.Module):
             return found
-    raise ValueError(f"{type(module).__name__} looks like a feed-forward block with no activation")
+    raise ValueError(
+        f"{type(module).__name__} has the projections of a feed-forward block but no activation "
+        "module (act, act_fn or activation_fn)"
+    )

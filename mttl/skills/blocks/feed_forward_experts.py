@@ -1,4 +1,4 @@
-"""Feed-forward blocks that tokens choose: in the place of a block, or as adapters."""
+"""Feed-forward experts that tokens choose: as replacements of a block, or as adapters."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -23,17 +23,16 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class FeedForwardExperts(Inventory):
-    r"""Feed-forward blocks: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
+    r"""Feed-forward experts: :math:`W_o\,a(W_i x)`, or gated :math:`W_o(a(W_g x) \odot W_i x)`.
 
     Args:
         hidden_features: Hidden units F of an expert.
-        activation: The function a: ``"relu"``, ``"gelu"``, ``"gelu_new"`` (with the tangent),
+        activation: Activation a: ``"relu"``, ``"gelu"``, ``"gelu_new"`` (tanh approximation),
             ``"silu"``, or any function.
-        gated: Multiply by a second projection.
-        bias: Add a bias to both products.
-        dropout: Of the hidden units, while training.
-
-    ``up`` has the shape (E, F, I), gated (E, 2F, I): the rows of the gate, then those of the value.
+        gated: Whether to multiply by a second projection. The parameter ``up`` then has the shape
+            (E, 2F, I), the rows of the gate first; otherwise (E, F, I).
+        bias: Whether both projections have a bias.
+        dropout: Dropout probability of the hidden units during training.
 
     Raises:
         ValueError: If the activation is unknown.
@@ -93,7 +92,7 @@ ActivationSetting = Annotated[
 
 
 def activation_of(name: str | Activation) -> Activation:
-    """Return the activation of a name, ValueError if there is none; or a function as it is."""
+    """Return the activation of a name, or a given function; ValueError if the name is unknown."""
     if not isinstance(name, str):
         return name
     require_one_of(ACTIVATIONS, activation=name)

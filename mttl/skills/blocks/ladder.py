@@ -1,4 +1,4 @@
-"""Ladders: small networks beside the stack of blocks whose output becomes logits."""
+"""Ladder side-tuning: small networks parallel to the stack of blocks before the logits."""
 
 from typing import Any, ClassVar
 
@@ -14,32 +14,32 @@ from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
 from mttl.skills.skilled_layer import SkilledBlock, hidden_states
 from mttl.skills.targets import block_paths, linear_features
 
-# Of the gates, as in the paper.
+# Temperature of the gates, as in the paper.
 TEMPERATURE = 0.1
 
 
 class LadderInventory(Inventory):
     r"""K side networks of a stack of N blocks, with a rung per block.
 
-    A rung mixes what is below it with the backbone's state :math:`h_n` behind block n, and passes
-    it through a feed-forward network of its own, :math:`f_n(u) = O_n\,a(I_n\,\mathrm{norm}(u))`:
+    A rung mixes the previous rung's output with the backbone's state :math:`h_n` after block n, and
+    applies its feed-forward network, :math:`f_n(u) = O_n\,a(I_n\,\mathrm{norm}(u))`:
 
     .. math:: s_0 = D_0 h_0,\quad u_n = \mu_n s_{n-1} + (1 - \mu_n) D_n h_n,\quad
         s_n = u_n + f_n(u_n),\quad \mu_n = \sigma(\alpha_n / T),\ T = 0.1
 
-    and :math:`U\,\mathrm{norm}(s_N)` is added to what the stack returns. All parameters,
-    :math:`\alpha` too, are averaged by the mixing weights. The states are taken without their
-    history: no gradient goes back through the backbone, below whose head nothing needs to be kept.
+    :math:`U\,\mathrm{norm}(s_N)` is added to the stack's output. All parameters, with
+    :math:`\alpha`, are averaged by the mixing weights. The states are detached, so no gradient and
+    no activations of the backbone below its head are needed.
 
     The paper's rungs are transformer blocks that start from pruned weights of the backbone, and
-    their output replaces the stack's. Here a rung has no attention, so that its state belongs to
-    one token and caches hold nothing more. A fresh ladder changes nothing.
+    their output replaces the stack's. Here rungs have no attention, so that caches need no further
+    entries. A fresh ladder changes nothing.
 
     Args:
-        in_features: Features of all N + 1 states of a token, one after another.
-        n_states: States N + 1.
+        in_features: Features of all N + 1 states of a token, concatenated.
+        n_states: Number of states N + 1.
         side_features: Width of a ladder.
-        activation: In its rungs.
+        activation: Activation of the rungs.
 
     References:
         Sung, Cho and Bansal, *LST: Ladder Side-Tuning for Parameter and Memory Efficient Transfer
@@ -49,8 +49,8 @@ class LadderInventory(Inventory):
     internal = ("n_states",)
     lacks: ClassVar = {
         **NO_WEIGHTS,
-        "compiles": "it takes the states between the blocks from hooks; set backbone.compile: "
-        "false, or take skills that change layers (lora, adapter …)",
+        "compiles": "it reads the states between blocks by hooks; set backbone.compile: false, or "
+        "use skills that change layers (lora, adapter …)",
     }
     section_defaults: ClassVar = {"targets": ["stack"]}
     attachment_point = "stack"
@@ -80,7 +80,7 @@ class LadderInventory(Inventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw rungs as `nn.Linear` does, open gates half, and set the way back to 0."""
+        """Draw the rungs as `nn.Linear` does; gates are half open, the last projection is 0."""
         for weight in (self.down, self.inner, self.outer):
             draw(weight, "kaiming", weight.shape[-1])
         nn.init.zeros_(self.gates)
@@ -108,7 +108,7 @@ def _norm(x: Float[Tensor, "B L S"]) -> Float[Tensor, "B L S"]:
 
 
 class SkilledStack(SkilledBlock):
-    """A stack of blocks; ladders read its states without their history."""
+    """A stack of blocks whose detached states a ladder reads."""
 
     def __init__(self, base: nn.Module, *given: Any) -> None:
         super().__init__(base, *given)
@@ -133,7 +133,7 @@ class SkilledStack(SkilledBlock):
             for handle in handles:
                 handle.remove()
         y = outputs[0]
-        # A prompt in front of the text is not among what a decoder-only stack returns.
+        # The output of a decoder-only stack does not contain the positions of a prompt.
         x = torch.cat([state[:, -y.shape[1] :] for state in states], -1)
         changed = self.changed(x, y, routing, merged)
         if isinstance(outputs, tuple):
@@ -143,7 +143,7 @@ class SkilledStack(SkilledBlock):
 
 
 def stack_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return features of all states of a token and of the output, and states, of the last stack."""
+    """Return features of all states, features of the output, and states of the last stack."""
     stack = last_stack(backbone)
     if stack is None:
         return {}

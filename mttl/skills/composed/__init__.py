@@ -1,1 +1,1 @@
-"""Skills of all parameters of a small network, composed for each task."""
+"""Skills of all parameters of a small network, which are composed for each task."""

@@ -1,4 +1,4 @@
-"""Modular skills for any network: the parameters of each task are composed, then used.
+"""Modular skills for any network, by composing the parameters of each task.
 
 ::
 
@@ -7,8 +7,8 @@
     inventory φ ──────────────────────────────┘                                   ▼
     arguments (T, …) ─────────────────────────────────────── the base's forward, T times
 
-It costs the memory of T networks, so it suits few tasks and a small network; for a large backbone
-and many tasks there is `mttl.skills.attach`.
+It needs the memory of T networks, so it suits small networks and few tasks; use
+`mttl.skills.attach` for large backbones and many tasks.
 """
 
 import copy
@@ -32,14 +32,13 @@ class ModuleInventory(nn.Module):
     r"""K skills of all parameters: :math:`\theta_t = \theta_0 + \sum_k w_{tk} \phi_k`.
 
     Args:
-        base: The module whose parameters the skills change; it is only looked at.
-        n_skills: Skills K.
-        kind: What a skill changes: every entry (``"dense"``), few entries, chosen at random and
-            for good (``"sparse"``), or matrices by products of thin ones (``"lora"``, which leaves
-            biases and other vectors alone).
-        granularity: Which parameters share a routing row: all of the ``"model"``, or those of a
-            ``"layer"``, that is of a module that holds parameters itself.
-        **settings: What the kind takes: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
+        base: Module whose parameters the skills change; it is not modified here.
+        n_skills: Number of skills K.
+        kind: Kind of skill: ``"dense"`` changes every entry, ``"sparse"`` few random entries, and
+            ``"lora"`` matrices, by low-rank products.
+        granularity: Unit of parameters that share routing weights: the ``"model"``, or a
+            ``"layer"``, which is a module with parameters of its own.
+        **settings: Settings of the kind: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
 
     Raises:
         ValueError: If the kind or the granularity is unknown, or no parameter can have such skills.
@@ -61,23 +60,23 @@ class ModuleInventory(nn.Module):
         require_one_of(("model", "layer"), granularity=granularity)
         groups: dict[str, int] = {}
         self._group_of: dict[str, int] = {}
-        self.skills = nn.Module()  # as nested as the base: parameters keep their paths
+        self.skills = nn.Module()  # nested as the base, so that parameters keep their paths
         for name, parameter in base.named_parameters():
             if parameter.ndim < make.smallest_ndim:
                 continue
             skills = make.of_tensor(parameter.shape, n_skills, **settings)
             skills.set_path(name)
-            if not decays(base, name):  # a change of a bias is one
+            if not decays(base, name):  # the change of a bias counts as a bias
                 skills.undecayed = tuple(dict(skills.named_parameters()))
             _put(self.skills, name, skills.to(parameter.device, parameter.dtype))
             layer = name.rpartition(".")[0] if granularity == "layer" else "model"
             self._group_of[name] = groups.setdefault(layer, len(groups))
         if not groups:
             raise ValueError(
-                f"the {type(base).__name__} has no parameter that can have skills of kind '{kind}'"
+                f"{type(base).__name__} has no parameter that skills of kind '{kind}' can change"
             )
         self.n_skills = n_skills
-        self.groups = tuple(groups)  # names of those that are routed apart
+        self.groups = tuple(groups)  # names of the routed groups
         self.n_groups = len(groups)
 
     def reset_skills(self, skills: Int[Tensor, "N"]) -> None:
@@ -102,7 +101,7 @@ class ModuleInventory(nn.Module):
 
 
 def _put(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Add ``module`` to ``root`` at a dotted path, with empty modules on the way."""
+    """Add ``module`` to ``root`` at a dotted path; missing parents become empty modules."""
     *above, last = path.split(".")
     for part in above:
         if part not in root._modules:
@@ -112,29 +111,27 @@ def _put(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 class ComposedModel(nn.Module):
-    """Runs a network with the composed parameters of several tasks.
+    """A network that runs with the composed parameters of several tasks.
 
     Args:
-        base: The network of one task; takes tensors, returns a tensor or a tuple of tensors.
-        inventory: Skills of its parameters.
-        router: Gives the mixing weights of all groups, for one head.
-        train_base: Whether the base's own parameters are trained beside the skills. They belong to
-            all tasks: freeze them where nothing may be shared, as with private skills.
+        base: Network of one task; it takes tensors and returns a tensor or a tuple of tensors.
+        inventory: Skills of the base's parameters.
+        router: Router of all groups, with one head.
+        train_base: Whether the base's parameters are trained jointly with the skills. All tasks
+            share them, so freeze them for private skills.
 
     Raises:
-        ValueError: If the router has several heads, or a layer keeps running statistics, which
-            tasks would share.
+        ValueError: If the router has several heads, or a layer keeps running statistics.
 
     References:
         Ponti, Sordoni, Bengio and Reddy, *Combining Modular Skills in Multitask Learning*, 2022,
         arXiv:2202.13914: equation 3, with skills over all components of a policy as in section 3.
     """
 
-    role = "backbone"  # of what is neither skill nor router: the base
-    # Run one task after another ("loop"), or all of them in each operation ("vmap"). A loop pays
-    # for every operation T times; vmap copies activations to bring the tasks' convolutions
-    # together, and is the better where each task has little work. "auto" loops where gradients are
-    # recorded on a CPU, since a learner's batches are large.
+    role = "backbone"  # of the base, which is neither skill nor router
+    # Run tasks one after another ("loop") or together ("vmap"), which is faster for small batches
+    # but copies activations for convolutions. "auto" loops if gradients are recorded on a CPU,
+    # where batches are large.
     over_tasks = "auto"
 
     def __init__(
@@ -148,13 +145,13 @@ class ComposedModel(nn.Module):
         super().__init__()
         if router.n_heads != 1:
             raise ValueError(
-                f"n_heads ({router.n_heads}) must be 1: whole modules have no blocks of features "
-                "that could be routed apart"
+                f"n_heads ({router.n_heads}) must be 1, since whole modules have no common blocks "
+                "of features"
             )
         for name, module in base.named_modules():
             if getattr(module, "track_running_stats", False):
                 raise ValueError(
-                    f"'{name}' keeps running statistics, which all tasks would share; make it with "
+                    f"'{name}' keeps running statistics, which tasks cannot share; build it with "
                     "track_running_stats=False, or use group normalisation"
                 )
         self.base = base.requires_grad_(train_base)
@@ -167,52 +164,44 @@ class ComposedModel(nn.Module):
     def forward(self, task_ids: Int[Tensor, "T"], *arguments: Tensor) -> Any:
         """Compose the parameters of some tasks and run the base with them.
 
-        The router is asked once: what it draws for a task holds for all of the task's arguments.
+        The router is called once, so a task has one sample of the routing for all its arguments.
         """
         return self.run(self.task_parameters(task_ids), *arguments)
 
     def task_parameters(self, task_ids: Int[Tensor, "T"]) -> dict[str, Tensor]:
         """Return the parameters of some tasks by name, each of shape (T, …).
 
-        Call it once, without gradients, where many calls of `run` share them.
+        Call it once, without gradients, if many calls of `run` share them.
 
         Raises:
             ValueError: If the ids are on the CPU and one is out of range.
         """
-        if task_ids.device.type == "cpu":  # on an accelerator, reading them would stall it
+        if task_ids.device.type == "cpu":  # on an accelerator, reading them would synchronise
             check_task_ids(task_ids, self.router.n_tasks)
-        # Small changes of large values would be lost in half precision.
+        # Half precision would lose small changes of large values.
         with torch.autocast(self.device.type, enabled=False):
             return self._merge(self.router(task_ids))
 
     def run(self, parameters: Mapping[str, Tensor], *arguments: Tensor) -> Any:
-        """Run the base with given parameters of T tasks.
-
-        Raises:
-            ValueError: If an argument has another number of tasks.
-        """
+        """Run the base with the parameters of T tasks."""
         first = next(iter(parameters.values()))
         n_tasks = len(first)
         for position, argument in enumerate(arguments):
             if argument.ndim == 0 or len(argument) != n_tasks:
                 raise ValueError(
                     f"argument {position} has the shape {tuple(argument.shape)}; its first axis "
-                    f"must hold the {n_tasks} tasks"
+                    f"must have the size {n_tasks}, the number of tasks"
                 )
         learns_on_cpu = torch.is_grad_enabled() and first.device.type == "cpu"
         looped = self.over_tasks == "loop" or (self.over_tasks == "auto" and learns_on_cpu)
         if looped or n_tasks == 1:
             return self._loop(parameters, arguments)
-        # Where the base draws noise, each task draws its own, as it does in the loop.
+        # Tasks draw independent noise, as in the loop.
         return vmap(self._call, randomness="different")(dict(parameters), arguments)
 
     @torch.no_grad()
     def task_module(self, task_id: int) -> nn.Module:
-        """Return a copy of the base with the composed parameters of one task, without noise.
-
-        Raises:
-            ValueError: If the id is out of range.
-        """
+        """Return a copy of the base with the parameters of one task, composed without noise."""
         check_task_ids(torch.tensor([task_id]), self.router.n_tasks)
         parameters = self._merge(self.router.matrix()[:, task_id : task_id + 1])
         module = copy.deepcopy(self.base)
@@ -227,7 +216,7 @@ class ComposedModel(nn.Module):
         return functional_call(self.base, parameters, arguments)
 
     def _loop(self, parameters: Mapping[str, Tensor], arguments: tuple[Tensor, ...]) -> Any:
-        # Unbinding has one backward step for all tasks; indexing would fill a tensor for each.
+        # Unbinding has one backward step for all tasks; indexing allocates a tensor for each.
         of_tasks = zip(*(tensor.unbind(0) for tensor in parameters.values()), strict=True)
         outputs = [
             self._call(

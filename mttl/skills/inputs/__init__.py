@@ -1,1 +1,1 @@
-"""Skills at the input: prefixes of keys and values, and prompts in front of the text."""
+"""Skills at the input: prefixes of keys and values, and prompts before the embedded text."""

@@ -1,11 +1,10 @@
-"""Prefixes: keys and values that attention sees in front of the text.
+"""Prefixes: keys and values that attention reads before those of the text.
 
-The module computes queries, keys and values as ever, cache and positions included, and hands them
-to the function that attends; an `AttentionPrefix` goes there with the call and is put in front of
-the keys. So a cache holds the text alone, rows may be repeated for beams, and no position moves.
-The library of the backbone has to pass the argument ``prefix`` on to that function, and the
-function has to call `AttentionPrefix.attend`; for transformers `mttl.models.prefixed_attention`
-sees to it.
+The attention module computes queries, keys and values of the text, and passes them to an attention
+function together with an `AttentionPrefix`, whose keys come first. So caches hold only the text,
+rows may be repeated for beams, and positions do not change. The attention module must pass the
+argument ``prefix`` to that function, and the function must call `AttentionPrefix.attend`;
+`mttl.models.prefixed_attention` provides both for transformers.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from mttl.plugins.part_settings import PositiveInt
 from mttl.skills.inventory import NO_WEIGHTS, ONE_TEXT, Inventory, Merged, Weights, draw
 from mttl.skills.skilled_layer import SkilledLayer, hidden_states, open_gates
 
-# Parameters of a network that computes prefixes.
+# Parameters of the network that computes prefixes.
 NETWORK = ("seeds", "inner", "inner_bias", "outer", "outer_bias")
 
 
@@ -30,32 +29,31 @@ class PrefixInventory(Inventory):
     r"""K prefixes of one attention: P keys and P values each.
 
     A task's prefix is :math:`\sum_k w_k P_k`. In prefix tuning every query attends to it and to the
-    text in one softmax, :math:`\mathrm{softmax}(q [P^K; K]^\top / \sqrt d) [P^V; V]`. Such a prefix
-    takes attention from the text whatever is in it, so that no fresh one changes nothing. Where it
-    is ``gated``, it has a softmax of its own and a gate per head that starts at 0 (zero-initialised
-    attention of LLaMA-Adapter): :math:`\mathrm{Attn}(q, K, V) + \tanh(\sum_k w_k g_k)\,
-    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`. `GatedInventory` lets every token weaken that by
-    a gate of its own.
+    text in one softmax, :math:`\mathrm{softmax}(q [P^K; K]^\top / \sqrt d) [P^V; V]`, so that a
+    fresh prefix already changes the output. A ``gated`` prefix has a separate softmax, and a gate
+    per head that starts at 0 (zero-initialised attention of LLaMA-Adapter):
+    :math:`\mathrm{Attn}(q, K, V) + \tanh(\sum_k w_k g_k)\,
+    \mathrm{softmax}(q {P^K}^\top / \sqrt d) P^V`. `GatedInventory` adds a gate per token.
 
-    A prefix in every layer is what P-tuning v2 calls deep prompts. It has no positions: neither a
-    rotation nor T5's bias. With a ``bottleneck`` it is computed by a network of one tanh layer per
-    skill and attention (the released code of prefix tuning has one for all layers), from vectors of
-    as many features as keys have, as that code does; in the paper these are fewer. Training alone
-    needs the network, and `drop_network` keeps what it computes.
+    P-tuning v2 calls prefixes in every layer deep prompts. They have no positions: neither rotary
+    embeddings nor T5's bias. With a ``bottleneck``, a network of one tanh layer per skill and
+    attention computes the prefix (the released code of prefix tuning has one for all layers) from
+    vectors with as many features as keys, as in that code; the paper uses fewer. Only training
+    needs the network; `drop_network` replaces it by its output.
 
     Args:
         in_features: Features of all keys of a token.
         out_features: Features of all values of a token.
-        attention_heads: Heads A that ask.
-        hidden_features: Features of the hidden states that the attention reads, by default as many
-            as of keys; only a `GatedInventory` around the prefixes needs them.
-        length: Keys of a prefix.
-        gated: A softmax of its own, and gates that start at 0; else one softmax with the text,
-            which takes no ``gate``.
-        bottleneck: Hidden features of a network that computes the prefix; by default it is kept
-            plain.
-        n_heads: Heads H of the router: blocks of features that are mixed apart. A gate is mixed by
-            the parts of its head that lie in each block.
+        attention_heads: Query heads A.
+        hidden_features: Features of the hidden states that the attention reads, by default those
+            of keys; used only by a `GatedInventory` around the prefixes.
+        length: Number of keys of a prefix.
+        gated: Whether the prefix has a separate softmax and gates that start at 0; otherwise it
+            shares the softmax of the text and cannot have a ``gate``.
+        bottleneck: Hidden features of the network that computes the prefix; None keeps keys and
+            values as parameters.
+        n_heads: Heads H of the router: blocks of features with separate routing weights. A gate is
+            mixed by the parts of its head that lie in each block.
 
     References:
         Li and Liang, *Prefix-Tuning: Optimizing Continuous Prompts for Generation*, ACL 2021,
@@ -125,7 +123,7 @@ class PrefixInventory(Inventory):
 
     @torch.no_grad()
     def drop_network(self) -> None:
-        """Keep the prefixes that a network computes, in its place."""
+        """Replace the network by the prefixes that it computes."""
         if self.bottleneck is None:
             return
         prefixes = dict(zip(("keys", "values"), self.prefixes(), strict=True))
@@ -136,12 +134,12 @@ class PrefixInventory(Inventory):
         self.bottleneck = None
 
     def merge(self, weights: Weights) -> Merged:
-        """Return keys and values of each example, and the gates of its heads if it has them."""
+        """Return keys and values of each example, and the gates of its heads if any."""
         keys, values = (mix_blocks(stack, weights) for stack in self.prefixes())
         if not self.gated:
             return keys, values
         n_gates = self.gate.shape[1]
-        if n_gates % self.n_heads:  # a head of attention lies in several blocks: by its parts
+        if n_gates % self.n_heads:  # a head spans several blocks and is mixed by its parts
             parts = weights.repeat_interleave(n_gates, 1).unflatten(1, (n_gates, -1)).mean(2)
             return keys, values, torch.einsum("bak,ka->ba", parts, self.gate).tanh()
         return keys, values, mix_blocks(self.gate, weights).tanh()
@@ -152,13 +150,13 @@ Attended = tuple[Tensor, Tensor | None]
 
 @dataclass
 class AttentionPrefix:
-    """What one call of an attention sees beside the text."""
+    """The prefixes of the examples in one call of an attention."""
 
     keys: Float[Tensor, "B I P"]
     values: Float[Tensor, "B O P"]
-    gates: Float[Tensor, "B A"] | None  # of heads, where the prefix has a softmax of its own
-    repeat: Callable[[Tensor, int], Tensor]  # repeats what belongs to examples for their rows
-    opened: Float[Tensor, "R L 1"] | None = None  # how far tokens let it in: `GatedInventory`
+    gates: Float[Tensor, "B A"] | None  # per head, for a separate softmax
+    repeat: Callable[[Tensor, int], Tensor]  # repeats examples for their rows
+    opened: Float[Tensor, "R L 1"] | None = None  # gates per token of a `GatedInventory`
 
     def attend(
         self,
@@ -177,18 +175,17 @@ class AttentionPrefix:
         """Attend to the prefix and to the keys and values of the text.
 
         Args:
-            plain: Attends to keys and values alone, as transformers' functions do.
-            module: The attention.
-            query: Its queries.
+            plain: Attention function with the signature of transformers' functions.
+            module: Attention module.
+            query: Queries.
             key: Keys of the text; A may be a multiple of their N heads.
             value: Values of the text.
-            mask: What queries see, as truth values or added to scores; None for all, or what is
-                not ahead.
-            position_bias: Added to the scores.
-            is_causal: Whether no mask means what is not ahead; by default as ``module`` says.
-            alone: Attends to a prefix that has a softmax of its own, without sinks or caps; by
-                default ``plain``.
-            **settings: What else ``plain`` takes.
+            mask: Boolean or additive mask of the keys; None for all keys, or for a causal mask.
+            position_bias: Bias that is added to the scores.
+            is_causal: Whether a mask of None is causal; by default as ``module`` declares.
+            alone: Attention function for a prefix with a separate softmax, without sinks or caps;
+                by default ``plain``.
+            **settings: Further arguments of ``plain``.
         """
         keys, values = self._heads(self.keys, key), self._heads(self.values, value)
         if self.gates is not None:
@@ -204,7 +201,7 @@ class AttentionPrefix:
         length = query.shape[2]
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if mask is None and causal and length > 1:
-            key, value = key[:, :, :length], value[:, :, :length]  # the rest of a cache is empty
+            key, value = key[:, :, :length], value[:, :, :length]  # the rest is unused cache
             mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
             mask = mask[None, None]
         if mask is not None:
@@ -216,19 +213,19 @@ class AttentionPrefix:
         return plain(module, query, key, value, mask, **given, **settings)
 
     def _heads(self, prefix: Tensor, like: Tensor) -> Tensor:
-        """Return an example's prefix for each of its rows, as heads of the shape of ``like``."""
+        """Return prefixes repeated for the rows of each example, split into heads as ``like``."""
         rows = self.repeat(prefix, len(like)).to(like.dtype)
         return rows.unflatten(1, (like.shape[1], like.shape[3])).transpose(2, 3)
 
 
 class SkilledAttention(SkilledLayer):
-    """An attention module of the backbone, with prefixes."""
+    """An attention module of the backbone with prefixes."""
 
     def forward(self, *args: Any, **settings: Any) -> Any:
         routing, merged = self.merge(packed=False)
         keys, values, *gates = merged
         prefix = AttentionPrefix(keys, values, gates[0] if gates else None, routing.repeat)
-        if len(gates) > 1:  # those of a `GatedInventory`, which reads what the attention reads
+        if len(gates) > 1:  # gates of a `GatedInventory`, which reads the attention's input
             x = hidden_states(args, settings)
             opened = open_gates(routing.examples(x), *gates[1:])
             prefix.opened = opened.view(*x.shape[:2], 1)

@@ -1,9 +1,9 @@
-"""Prompts: vectors in front of the embedded text.
+"""Prompts: vectors before the embedded text.
 
-They live inside the stack that reads the text, an encoder or a decoder-only model without its head:
-its inputs are widened when it is called, and in a decoder-only model what comes out is cut again.
-Ids, labels, masks and logits have the length of the text everywhere else, in generation too. A
-decoder that looks at an encoder is shown the prompt there.
+Hooks of the stack that reads the text (an encoder, or a decoder-only model without its head) insert
+prompts into its inputs, and remove them from the outputs of a decoder-only model. So ids, labels,
+masks and logits have the length of the text elsewhere, also in generation. Cross-attention of a
+decoder reads the encoder's states of the prompt.
 """
 
 from typing import Any, ClassVar
@@ -19,17 +19,17 @@ from mttl.skills.skilled_layer import SkilledLayer
 
 
 class PromptInventory(Inventory):
-    r"""Vectors in front of the embedded text: :math:`[\sum_k w_k P_k; E]`, P vectors each.
+    r"""Vectors before the embedded text: :math:`[\sum_k w_k P_k; E]`, P vectors each.
 
-    Every layer sees P positions more, so that no fresh prompt changes nothing. Entries start
-    uniformly in :math:`\pm` ``spread``; the paper's random start is 0.5, and its starts from
-    vocabulary and labels are left out.
+    Every layer reads P more positions, so that a fresh prompt already changes the output. Entries
+    start uniformly in :math:`\pm` ``spread``, 0.5 in the paper; its initialisations from
+    vocabulary and labels are not available.
 
     Args:
         in_features: Entries of the vocabulary.
         out_features: Features of an embedding.
-        length: Vectors of a prompt.
-        spread: Largest entry of a fresh prompt; near those of the embeddings is good.
+        length: Number of vectors of a prompt.
+        spread: Largest entry of a fresh prompt; choose the scale of the embeddings.
 
     References:
         Lester, Al-Rfou and Constant, *The Power of Scale for Parameter-Efficient Prompt Tuning*,
@@ -39,8 +39,8 @@ class PromptInventory(Inventory):
     lacks: ClassVar = {
         **NO_WEIGHTS,
         "packs": ONE_TEXT,
-        "routes_tokens": "it adds positions that token routers do not expect; remove the section "
-        "moe, or take skills that change layers (lora, ia3, adapter …)",
+        "routes_tokens": "it adds positions, which token routers do not support; remove the "
+        "section moe, or use skills that change layers (lora, ia3, adapter …)",
     }
     section_defaults: ClassVar = {"targets": ["input"]}
     attachment_point = "embedding"
@@ -70,7 +70,7 @@ class PromptInventory(Inventory):
 
 
 class SkilledEmbedding(SkilledLayer):
-    """The input embeddings, with prompts in front of them."""
+    """The input embeddings with prompts before them."""
 
     @property
     def weight(self) -> Tensor:
@@ -87,7 +87,7 @@ class SkilledEmbedding(SkilledLayer):
 
 
 def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return entries and features of the embeddings of the stack that reads the text, by path."""
+    """Return entries and features of the text-reading stack's embeddings, by path."""
     stack = _reader(backbone)
     if stack is None:
         return {}
@@ -100,7 +100,7 @@ def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def put_prompts(backbone: nn.Module) -> None:
-    """Let the stacks of a model widen what they are called with, where embeddings have prompts."""
+    """Register hooks that insert the prompts of the embeddings into the inputs of the stacks."""
     stack = _reader(backbone)
     stack.register_forward_pre_hook(_widen, with_kwargs=True)
     if has_encoder(backbone):
@@ -110,14 +110,14 @@ def put_prompts(backbone: nn.Module) -> None:
 
 
 def has_encoder(backbone: nn.Module) -> bool:
-    """Return whether a decoder looks at what an encoder makes of the input."""
+    """Return whether the model is an encoder-decoder."""
     return bool(getattr(getattr(backbone, "config", None), "is_encoder_decoder", False))
 
 
 def last_stack(backbone: Any) -> Any:
-    """Return the stack whose states become logits, or None where none is known.
+    """Return the stack whose states become logits, or None if none is known.
 
-    A wrapper around it, which some models (OPT, decoders of BART) never call, is not it.
+    Wrappers that some models (OPT, decoders of BART) never call are skipped.
     """
     if not hasattr(backbone, "get_decoder"):
         return None
@@ -133,18 +133,18 @@ def _reader(backbone: Any) -> Any:
 def _widen(
     stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Put prompts in front of the text, or count them as read where a cache holds them."""
+    """Insert prompts before the text, or only extend mask and positions if a cache has them."""
     embeddings: Any = stack.get_input_embeddings()  # type: ignore[operator]
     if not isinstance(embeddings, SkilledEmbedding):
-        return None  # the skills were taken off
+        return None  # the skills were removed
     ids = given.get("input_ids", args[0] if args else None)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     cache = given.get("cache", given.get("past_key_values"))  # before transformers 5.24
     fixed = getattr(cache, "is_compileable", False)
     if ids is None or args[1:] or fixed or (mask is not None and mask.ndim != 2):
         raise ValueError(
-            "prompts stand in front of input_ids, under an attention_mask of rows and positions; "
-            "give these by name, and a cache of keys and values alone that grows, or none"
+            "prompts need input_ids by name, an attention_mask of shape (rows, positions) or none, "
+            "and a dynamic cache of keys and values or none"
         )
     length: int = embeddings.inventory.length  # type: ignore[assignment]
     first = cache is None or not cache.get_seq_length()
@@ -174,7 +174,7 @@ def _cut(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any], found: 
 
 
 def _inside(prompt: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
-    """Put prompts behind the padding on the left: a window sees them next to the text."""
+    """Insert prompts between left padding and text, so that windowed attention reaches them."""
     wide = torch.cat([prompt, text], 1)
     if mask is None:
         return wide
@@ -188,7 +188,7 @@ def _inside(prompt: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
 def _show(
     stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Show a decoder as much of the encoder as that returned."""
+    """Extend the decoder's cross-attention mask by the positions of the prompt."""
     states, mask = given.get("encoder_hidden_states"), given.get("encoder_attention_mask")
     if states is None or mask is None:
         return None

@@ -1,1 +1,1 @@
-"""Skills that change a linear layer: what one computes, kind by kind."""
+"""Kinds of skills that change linear layers and norms."""

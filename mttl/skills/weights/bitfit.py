@@ -12,7 +12,7 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 class BitFitInventory(Inventory):
     r"""Changes of the layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
 
-    A layer without a bias gets one of its skills alone; such a skill cannot be folded into it.
+    A layer without a bias gets the skills' bias, which cannot be folded into the layer.
 
     References:
         Ben Zaken, Goldberg and Ravfogel, *BitFit: Simple Parameter-efficient Fine-tuning for
@@ -46,6 +46,6 @@ class BitFitInventory(Inventory):
     ) -> tuple[Tensor, Tensor | None]:
         if bias is None:
             raise NotImplementedError(
-                "the layer has no bias to change; mttl export writes one for PEFT"
+                "the layer has no bias to change; use mttl export, which writes one for PEFT"
             )
         return weight, bias + mix_blocks(self.bias, weights[None])[0]

@@ -1,4 +1,4 @@
-"""Dense skills: full weight changes, for small layers and as the upper bound of the others."""
+"""Dense skills: full weight changes, for small layers and as an upper bound."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Diff pruning: dense changes under masks that are learned with them, and pushed towards zero."""
+"""Diff pruning: dense changes under learned masks with an L0 penalty."""
 
 import math
 from collections.abc import Sequence
@@ -13,36 +13,35 @@ from mttl.aggregation.mix import mix_blocks
 from mttl.plugins.part_settings import NonNegative, OneOf, Positive
 from mttl.skills.inventory import Inventory, Merged, Weights
 
-# As in the released code: further out, single precision has no slope.
+# As in the released code: outside, the gradient vanishes in single precision.
 DRAWN = 1e-4
 
 
 class DiffPruningInventory(Inventory):
     r"""Dense changes under learned masks, with a penalty on each entry that changes.
 
-    :math:`y = W_0 x + \sum_k w_k (z_k \odot \delta_k) x`. A mask is drawn from
-    the hard concrete distribution at every pass of training,
+    :math:`y = W_0 x + \sum_k w_k (z_k \odot \delta_k) x`. In training, a mask is sampled from the
+    hard concrete distribution in every pass,
 
     .. math:: s = \sigma((\log u - \log(1 - u) + \alpha) / \tau), \quad
               z = \min(1, \max(0, s (r - l) + l)), \quad u \sim U(0, 1),
 
-    and is :math:`s = \sigma(\alpha)`, stretched in the same way, in evaluation. The expected number
+    and in evaluation :math:`s = \sigma(\alpha)`, with the same stretch. The expected number
     of entries that change, :math:`\sum \sigma(\alpha - \tau \log(-l / r))`, times ``penalty``, is
-    added to the loss. With groups, z is the product of an entry's own and its group's (structured
-    diff pruning; the groups of the paper are whole matrices, here ``"layer"``). The paper has no
-    temperature: its τ is 1. ``keep`` rounds in evaluation to the entries of largest change, in each
-    layer; the paper does so over all layers once, and trains on. There every parameter has a mask;
-    here weights of linear layers have.
+    added to the loss. With groups, z is the product of the masks of entry and group (structured
+    diff pruning; the paper's groups are whole matrices, here ``"layer"``). The paper has τ = 1.
+    In evaluation, ``keep`` keeps the largest changes of each layer; the paper does so once over all
+    layers and then trains further. It masks every parameter; here only weights of linear layers.
 
-    Logits are kept divided by ``rate``: under Adam they move so many times as fast as changes.
+    Logits are stored divided by ``rate``, so that they move ``rate`` times as fast under Adam.
 
     Args:
         penalty: Weight in the loss of an entry that changes.
-        temperature: Of the draws in training: the lower, the more masks are 0 or 1.
-        stretch: Limits to which masks are stretched before they are cut to [0, 1].
+        temperature: Temperature of the samples in training; the lower, the more masks are 0 or 1.
+        stretch: Limits to which masks are stretched before they are clipped to [0, 1].
         start: Logit of a fresh mask.
-        rate: How many times as fast as changes the logits of masks move, under Adam.
-        groups: What shares a further mask: rows of the weight, or the whole layer.
+        rate: Speed of the logits of masks relative to that of changes, under Adam.
+        groups: Group of entries with a common additional mask: rows of the weight, or the layer.
         keep: Fraction of the entries of each layer that a skill may change in evaluation.
 
     References:
@@ -71,7 +70,7 @@ class DiffPruningInventory(Inventory):
         super().__init__(in_features, out_features, n_skills, n_heads)
         low, high = stretch
         if not low < 0 or not high > 1:
-            raise ValueError(f"stretch ({low}, {high}) must begin below 0 and end above 1")
+            raise ValueError(f"stretch ({low}, {high}) must start below 0 and end above 1")
         self.penalty, self.temperature, self.stretch = penalty, temperature, (low, high)
         self.start, self.rate, self.groups, self.keep = start, rate, groups, keep
         self.change = nn.Parameter(torch.empty(n_skills, out_features, in_features))
@@ -87,12 +86,12 @@ class DiffPruningInventory(Inventory):
             nn.init.constant_(logits, self.start / self.rate)
 
     def merge(self, weights: Weights) -> Merged:
-        """Return each example's weight change, in training under freshly drawn masks."""
+        """Return each example's weight change, with sampled masks in training."""
         changes = self.mask(drawn=True) * self.change if self.training else self.changes()
         return (mix_blocks(changes, weights),)
 
     def mask(self, *, drawn: bool = False) -> Float[Tensor, "K O I"]:
-        """Return the masks: those of evaluation, or drawn ones."""
+        """Return the masks: those of evaluation, or samples."""
         low, high = self.stretch
         masks = []
         for logits in self._all_logits():
@@ -105,7 +104,7 @@ class DiffPruningInventory(Inventory):
         return math.prod(masks[1:], start=masks[0])
 
     def changes(self) -> Float[Tensor, "K O I"]:
-        """Return what each skill alone adds to the base weight, under the masks of evaluation."""
+        """Return the change of the base weight by each skill, under the masks of evaluation."""
         changes = self.mask() * self.change
         if self.keep == 1:
             return changes
@@ -114,7 +113,7 @@ class DiffPruningInventory(Inventory):
         return torch.zeros_like(flat).scatter(1, best, flat.gather(1, best)).view_as(changes)
 
     def expected_entries(self) -> Float[Tensor, "K"]:
-        """Return how many entries of each skill change in training, in the mean over draws."""
+        """Return the expected number of entries that each skill changes in training."""
         low, high = self.stretch
         shift = self.temperature * math.log(-low / high)
         first, *groups = ((self.rate * logits - shift).sigmoid() for logits in self._all_logits())

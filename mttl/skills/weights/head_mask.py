@@ -1,4 +1,4 @@
-"""Head masks: skills that weaken heads of attention, or switch them off."""
+"""Head masks: skills that scale attention heads or switch them off."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,21 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class HeadMaskInventory(Inventory):
-    r"""K logits per head of attention; a gate from them multiplies what the head passes on.
+    r"""K logits per attention head, whose gate multiplies the head's output.
 
     Michel et al. write :math:`\mathrm{MHAtt}(x) = \sum_h \xi_h \mathrm{Att}_h(x)` with
     :math:`\xi_h \in \{0, 1\}` and remove heads by :math:`|\partial L / \partial \xi_h|`. Here the
     :math:`\xi` of a task are learned: :math:`\xi_h = \sigma(z_h) / \sigma(s)` with
-    :math:`z_h = s + \sum_k w_k d_{kh}`, or, where gates are ``hard``,
-    :math:`\mathbb 1[\sigma(z_h) \ge 1/2]` with the slope of the former (straight-through). Each
-    head's block of the output projection's input is multiplied by its gate. The logits are
-    differences from s > 0, so that a fresh skill keeps every head as it is, for any weights.
+    :math:`z_h = s + \sum_k w_k d_{kh}`, or, with ``hard``,
+    :math:`\mathbb 1[\sigma(z_h) \ge 1/2]` with the gradient of the former (straight-through). The
+    gate multiplies the head's block of the output projection's input. The logits are differences
+    from s > 0, so that a fresh skill keeps every head, for any weights.
 
     Args:
-        attention_heads: Heads A of the attention; must divide I.
-        hard: Keep a head or switch it off; else weaken or strengthen it.
-        start: Logit of a fresh gate: how far it is from shut.
-        n_heads: Heads H of the router: blocks of attention heads that are mixed apart.
+        attention_heads: Attention heads A; must divide I.
+        hard: Whether gates are 0 or 1; otherwise they scale a head.
+        start: Logit of a fresh gate.
+        n_heads: Heads H of the router: blocks of attention heads with separate routing weights.
 
     References:
         Michel, Levy and Neubig, *Are Sixteen Heads Really Better than One?*, NeurIPS 2019,
@@ -63,11 +63,11 @@ class HeadMaskInventory(Inventory):
         nn.init.zeros_(self.logits)
 
     def gates(self, weights: Weights) -> Float[Tensor, "B A"]:
-        """Return the gate of every head of attention for each example."""
+        """Return the gate of every attention head for each example."""
         start = torch.full_like(self.logits[:1], self.start)
         logits = start + mix_blocks(self.logits, weights)
         soft = logits.sigmoid() / start.sigmoid()
-        # In this order the sum is exact: 0 or 1.
+        # This order of operations gives exactly 0 or 1.
         return soft + ((logits >= 0).to(soft) - soft).detach() if self.hard else soft
 
     def merge(self, weights: Weights) -> Merged:

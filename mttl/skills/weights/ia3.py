@@ -12,8 +12,8 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 class IA3Inventory(Inventory):
     r"""Skills that rescale a layer's output: :math:`y' = y \odot (1 + \sum_k w_k d_k)`.
 
-    The vectors are stored as differences from 1, so that a fresh skill changes nothing for any
-    weights; for weights that sum to 1 this is the mixture of the scales themselves.
+    The parameters are differences from 1, so that a fresh skill changes nothing for any weights;
+    for weights that sum to 1 this is the mixture of the scales.
 
     References:
         Liu et al., *Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context

@@ -1,14 +1,14 @@
-r"""Intrinsic skills: a short vector each, projected to the change of a whole weight.
+r"""Intrinsic skills: short vectors that random projections map to weight changes.
 
 | projection | P | stored |
 |---|---|---|
 | `DenseProjection` | a Gaussian matrix | D · d numbers: for small layers, as reference |
-| `Fastfood` | :math:`H G \Pi H B`, cut to D rows and d columns | signs, places, 1 scale per entry |
+| `Fastfood` | :math:`H G \Pi H B`, cut to D rows, d columns | signs, permutation, scale per entry |
 
 H is the Walsh–Hadamard matrix of the next power of two, B random signs, Π a permutation and G
-Gaussian scales. Columns of P have length 1 (of Fastfood in the mean over the cut), as in the
-papers. Draws are those of NumPy's ``RandomState``, whose stream is frozen: the same seed gives the
-same projection with every version and on every machine.
+Gaussian scales. Columns of P have length 1 (for Fastfood on average), as in the papers. Samples
+come from NumPy's ``RandomState``, whose stream is frozen, so that a seed gives the same projection
+with every version and on every machine.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from mttl.plugins.part_settings import OneOf, PositiveInt, Seed
 from mttl.skills.inventory import Inventory, Merged, Weights
 
-# Axes up to here are multiplied by the matrix itself; on a CPU, it is the fastest size.
+# Largest axis that is multiplied by the matrix itself; the fastest size on a CPU.
 SMALL = 64
 MOST_STORED = 2**26
 
 
 class DenseProjection:
-    """A Gaussian matrix with columns of length 1, from vectors of d numbers to D."""
+    """A Gaussian projection from d to D numbers, with columns of length 1."""
 
     def __init__(self, n_in: int, n_out: int, seed: int, device: torch.device) -> None:
         matrix = np.random.RandomState(seed).standard_normal((n_out, n_in))
@@ -48,7 +48,7 @@ class Fastfood:
         size, block = power_of_two(max(n_in, n_out)), power_of_two(n_in)
         draws = np.random.RandomState(seed)
         signs = 2.0 * draws.randint(0, 2, n_in) - 1
-        # The first transform sees zeros behind the vector, and so repeats itself after a block.
+        # The first transform pads the vector by zeros, so its output repeats after a block.
         places = draws.permutation(size) % block
         scales = draws.standard_normal(size)
         scales /= math.sqrt(n_out * np.square(scales).sum())
@@ -65,7 +65,7 @@ class Fastfood:
 
 
 def walsh_hadamard(x: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"]:
-    """Multiply rows, whose length is a power of two, by the Walsh–Hadamard matrix of 1 and -1."""
+    """Return the Walsh–Hadamard transform of rows whose length is a power of two."""
     n = x.shape[-1]
     matrix = x.new_ones(1, 1)
     while len(matrix) < min(n, SMALL):
@@ -79,30 +79,30 @@ def walsh_hadamard(x: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"]:
 
 
 def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is not below ``n``."""
+    """Return the smallest power of two that is at least ``n``."""
     return 1 << (n - 1).bit_length()
 
 
 class IntrinsicInventory(Inventory):
-    r"""Short vectors, which fixed random projections turn into weight changes.
+    r"""Short vectors, which fixed random projections map to weight changes.
 
     :math:`y = W_0 x + \sum_k w_k \Delta_k x` with
-    :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k`, P being a fixed random projection of
-    d to O · I numbers, drawn from the path of the layer. It is linear, so that vectors may be mixed
-    before they are projected: it is done for the fewer of the two, examples or skills. With a
-    vector of the whole model (see `tie_to`) all skills of all layers together have d numbers each.
+    :math:`\operatorname{vec} \Delta_k = \lambda_k P \theta_k` and P a fixed random projection of d
+    to O · I numbers, seeded by the path of the layer. Since it is linear, either the skills or the
+    examples' mixtures are projected, whichever are fewer. With one vector for the whole model (see
+    `tie_to`), a skill has d numbers in all layers together.
 
     In the papers P has columns of length 1 over the whole network; in the released code of SAID,
-    and here, over each layer. There every parameter moves, here the weights of linear layers.
-    SAID's λ is a number per layer and skill that begins at 1.
+    and here, over each layer. The papers change every parameter; here only weights of linear
+    layers. SAID's λ is a number per layer and skill that starts at 1.
 
     Args:
-        dimension: Numbers of a vector.
-        vector: One vector of the model with a scale per layer (SAID), one alone, or one of each
-            layer.
-        projection: By fast Walsh–Hadamard transforms, or by a Gaussian matrix, for small layers.
-        seed: Another seed draws other projections.
-        init: ``"zero"``, or ``"kaiming"``: changes vary as the weights of `nn.Linear`.
+        dimension: Size d of a vector.
+        vector: Scope of a vector: the model with a scale per layer (``"said"``), the ``"model"``
+            without scales, or each ``"layer"``.
+        projection: Fast Walsh–Hadamard transforms, or a Gaussian matrix, for small layers.
+        seed: Seed of the projections.
+        init: ``"zero"``, or ``"kaiming"``: changes have the variance of weights of `nn.Linear`.
 
     References:
         Li, Farkhoor, Liu and Yosinski, *Measuring the Intrinsic Dimension of Objective Landscapes*,
@@ -112,7 +112,7 @@ class IntrinsicInventory(Inventory):
 
     internal = ("init",)
     lacks: ClassVar = {
-        "shards": ("vector != layer", "one block is put together at a time; set it to layer")
+        "shards": ("vector != layer", "FSDP2 gathers one block at a time; set it to layer")
     }
     uses = ("task", "token", "composed")
     composed_defaults: ClassVar = {"vector": "layer"}
@@ -135,8 +135,9 @@ class IntrinsicInventory(Inventory):
         n_changed = in_features * out_features
         if projection == "dense" and dimension * n_changed > MOST_STORED:
             raise ValueError(
-                f"a dense projection of {dimension} to {n_changed} numbers would hold "
-                f"{dimension * n_changed:,}, above {MOST_STORED:,}; use fastfood"
+                f"a dense projection of {dimension} to {n_changed} numbers has "
+                f"{dimension * n_changed:,} entries, at most {MOST_STORED:,} are allowed; use "
+                "fastfood"
             )
         self.dimension, self.of, self.projection = dimension, vector, projection
         self.seed, self.init, self.path = seed, init, ""
@@ -160,7 +161,7 @@ class IntrinsicInventory(Inventory):
         nn.init.normal_(self.vector, std=deviation if self.init == "kaiming" else 0.0)
 
     def merge(self, weights: Weights) -> Merged:
-        """Return each example's weight change; examples or skills are projected, what are fewer."""
+        """Return each example's weight change, with as few projections as possible."""
         if self.n_heads == 1 and len(weights) < self.n_skills:
             return (self._project(weights[:, 0] @ self._vectors()),)
         return super().merge(weights)

@@ -1,4 +1,4 @@
-"""Kronecker skills: one Kronecker product, as the change of a weight or beside a block."""
+"""Kronecker skills: a Kronecker product as a weight change, or parallel to a block."""
 
 import math
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ Shape = Annotated[Sequence[PositiveInt], Len(2, 2)]
 class KronAInventory(ProductInventory):
     r"""Weight changes that are one Kronecker product of two small matrices.
 
-    The changes are :math:`\Delta_k = s \, A_k \otimes B_k`.
-    A is :math:`o \times i` and B :math:`O/o \times I/i`: few numbers, and yet the change may have
-    full rank. With mixing weights w, :math:`y = W_0 x + \sum_k w_k \Delta_k x` for the mixing
-    ``"deltas"``, and :math:`y = W_0 x + s (\sum_k w_k A_k) \otimes (\sum_k w_k B_k) x` for
-    ``"factors"``, which builds no matrix of the layer's size.
+    The changes are :math:`\Delta_k = s \, A_k \otimes B_k` with A of the size :math:`o \times i`
+    and B of the size :math:`O/o \times I/i`; they have few parameters and up to full rank. With
+    mixing weights w, :math:`y = W_0 x + \sum_k w_k \Delta_k x` for ``mix="deltas"``, and
+    :math:`y = W_0 x + s (\sum_k w_k A_k) \otimes (\sum_k w_k B_k) x` for ``"factors"``, which
+    needs no matrix of the layer's size.
 
     Args:
         shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default
-            near the roots.
+            near the square roots.
         scale: Factor on the change.
-        mix: Average the two matrices, or their products.
+        mix: Object of the averaging: the two matrices (``"factors"``) or their products.
         init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both.
 
     References:
@@ -106,19 +106,19 @@ class KronAInventory(ProductInventory):
 
 
 class KronABlockInventory(Inventory):
-    r"""One Kronecker product beside a block, and a learned share of the block's input.
+    r"""A Kronecker product parallel to a block, and a learned multiple of the block's input.
 
     A skill adds :math:`f_k(x) = s (A_k \otimes B_k) x + g_k x` with the matrices of
     `KronAInventory`: KronA\ :sup:`B`\ :sub:`res` of its paper, and KronA\ :sup:`B` without g.
-    There is no activation between the two factors. With mixing weights w,
+    With mixing weights w,
     :math:`y + s (\sum_k w_k A_k) \otimes (\sum_k w_k B_k) x + (\sum_k w_k g_k) x`.
-    The share begins at 0, as B does, so that a fresh skill changes nothing.
+    B and g start at 0, so that a fresh skill changes nothing.
 
     Args:
         shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default
-            near the roots.
+            near the square roots.
         scale: Factor on the product.
-        residual: Learn the share of the input (KronA-res); else there is the product alone.
+        residual: Whether to learn the factor g of the input (KronA-res).
 
     References:
         Edalati, Tahaei, Kobyzev, Nia, Clark and Rezagholizadeh, *KronA: Parameter Efficient Tuning
@@ -146,14 +146,14 @@ class KronABlockInventory(Inventory):
         super().__init__(in_features, out_features, n_skills, n_heads)
         if residual and in_features != out_features:
             raise ValueError(
-                f"residual must be false where a block's output ({out_features} features) differs "
-                f"in size from its input ({in_features} features)"
+                f"residual must be false for a block whose output ({out_features} features) "
+                f"differs in size from its input ({in_features} features)"
             )
         self.product = KronAInventory(in_features, out_features, n_skills, shape=shape, scale=scale)
         self.residual = nn.Parameter(torch.zeros(n_skills)) if residual else None
 
     def reset_parameters(self) -> None:
-        """Draw the products as KronA's, which change nothing yet, and set the share to 0."""
+        """Draw the product as KronA does, without a change, and set the residual factor to 0."""
         self.product.reset_parameters()
         if self.residual is not None:
             nn.init.zeros_(self.residual)
@@ -177,6 +177,6 @@ def _products(left: Float[Tensor, "N a b"], right: Float[Tensor, "N c d"]) -> Te
 
 
 def _near_root(size: int) -> int:
-    """Return the divisor of a size that is nearest to its root, the smaller one of two."""
+    """Return the largest divisor of a size that is at most its square root."""
     root = math.isqrt(size)
     return next(number for number in range(root, 0, -1) if size % number == 0)

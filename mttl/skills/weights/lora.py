@@ -1,4 +1,4 @@
-"""Low-rank skills."""
+"""Low-rank skills (LoRA)."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,34 +22,33 @@ STARTS = ("pissa", "orthogonal")
 class LoRAInventory(ProductInventory):
     r"""K low-rank changes of a linear layer.
 
-    With mixing weights w, :math:`y = W_0 x + s \sum_k w_k B_k A_k^\top x` for the mixings
-    ``"deltas"`` and ``"outputs"``, and, for ``"factors"``,
+    With mixing weights w, :math:`y = W_0 x + s \sum_k w_k B_k A_k^\top x` for ``mix="deltas"`` and
+    ``"outputs"``, and, for ``"factors"``,
     :math:`y = W_0 x + s (\sum_k w_k B_k)(\sum_k w_k A_k)^\top x` (see `mttl.aggregation.mix`).
-    Where tokens choose, gates weigh outputs, whatever the mixing.
+    With token routing, gates always weigh outputs.
 
-    Dropout is of the change's input alone, token by token, once for all skills of a layer. With a
-    shared input side, as in HydraLoRA, weights of a task and gates of a token mix the :math:`B_k`
-    alone; with ``"factors"`` their sum multiplies A once more: it is 1 where rows are normalised.
+    Dropout applies to the change's input, per token, once for all skills of a layer. With
+    ``shared_down``, routing weights and gates mix only the :math:`B_k`; ``"factors"`` then also
+    multiplies A by the sum of the weights, which is 1 if they are normalised.
 
-    Starts from the weight, ``"pissa"`` and ``"orthogonal"``, are its singular directions. What a
-    fresh mixture would add is subtracted for good, which leaves the weight itself alone: the start
-    :math:`A^0_k, B^0_k` stands beside the skills as further columns, :math:`[A_k, A^0_k]` and
-    :math:`[B_k, -B^0_k]`, which are mixed as they are. So nothing changes at first under any
-    weights, and under one skill alone the layer is PEFT's, whose base keeps the residual. (With
-    dropout what is subtracted is dropped with the skill; PEFT's residual reads all of the input.)
+    ``init="pissa"`` and ``"orthogonal"`` start at singular directions of the weight. The base
+    weight does not change: the initial :math:`A^0_k, B^0_k` are subtracted as further columns,
+    :math:`[A_k, A^0_k]` and :math:`[B_k, -B^0_k]`, which are mixed equally. So a fresh mixture
+    changes nothing under any weights, and with one skill the layer equals PEFT's, whose base is the
+    residual. (Dropout also drops the subtracted columns; PEFT's residual reads the whole input.)
 
     Args:
-        rank: Rank r of each.
+        rank: Rank r of each skill.
         scale: Factor s on the change; alpha / rank by default.
-        alpha: That alpha, in the place of scale; 1 by default.
-        rslora: Divide alpha by the root of the rank (rsLoRA).
+        alpha: Numerator of the scale, instead of ``scale``; 1 by default.
+        rslora: Whether to divide alpha by the square root of the rank (rsLoRA).
         dropout: Probability that an entry of the change's input is dropped in training.
-        shared_down: Skills of a layer share the factor that reads the input (HydraLoRA).
-        mix: Average the factors, their products, or the outputs; of tensors that are composed,
-            the products by default.
-        init: What fresh skills are: one factor 0; each at the leading singular directions of the
-            layer's weight (PiSSA); or each at directions of its own. None changes anything before
-            it is trained. ``"kaiming"``, for networks without a pretrained base, draws both.
+        shared_down: Whether skills of a layer share the factor that reads the input (HydraLoRA).
+        mix: Object of the averaging: factors, their products (``"deltas"``), or outputs; the
+            products by default for the use ``"composed"``.
+        init: Initialisation: one factor 0; the leading singular directions of the layer's weight
+            for each skill (PiSSA); or different ones for each. None changes the output before
+            training. ``"kaiming"``, for networks without a pretrained base, draws both factors.
 
     References:
         Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022,
@@ -68,11 +67,11 @@ class LoRAInventory(ProductInventory):
     refuses: ClassVar = {
         **dict.fromkeys(
             ("scale and alpha", "scale and rslora"),
-            "scale ({scale}) must stay out with alpha or rslora: the factor is scale, or "
+            "scale ({scale}) cannot be combined with alpha or rslora: the factor is scale, or "
             "alpha / rank, or alpha / √rank with rslora",
         ),
-        "identical_init and init = orthogonal": "identical_init (true) and init ('orthogonal') say "
-        "opposite things; choose one",
+        "identical_init and init = orthogonal": "identical_init (true) and init ('orthogonal') "
+        "contradict each other; choose one",
     }
     uses = ("task", "token", "composed")
     second_factors = ("up",)
@@ -99,15 +98,15 @@ class LoRAInventory(ProductInventory):
             self.cut_by_heads = ("in_features", "out_features")
         super().__init__(in_features, out_features, n_skills, n_heads)
         if scale is not None and (alpha is not None or rslora):
-            raise ValueError(f"scale ({scale}) must stay out with alpha or rslora, which say it")
+            raise ValueError(f"scale ({scale}) cannot be combined with alpha or rslora")
         self.rank, self.rslora, self.dropout = rank, rslora, dropout
         self.shared_down, self.mix, self.init = shared_down, mix, init
         alpha = 1 if alpha is None else alpha
         self.scale = alpha / (rank**0.5 if rslora else rank) if scale is None else scale
         if shared_down and init in STARTS:
             raise ValueError(
-                f"init ('{init}') gives every skill an input side of its own: set "
-                "shared_down: false, or init: zero"
+                f"init ('{init}') needs a separate input factor for every skill: set shared_down: "
+                "false, or init: zero"
             )
         self.starts = init in STARTS
         if self.starts:
@@ -119,10 +118,10 @@ class LoRAInventory(ProductInventory):
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Any:
-        """Return skills of a tensor, which there are before inputs or layers."""
+        """Return skills of a tensor; ValueError for settings that need inputs or a layer."""
         if settings.get("dropout") or settings.get("init") in STARTS:
             raise ValueError(
-                "where parameters are composed, dropout must be 0, and init 'zero' or 'kaiming'"
+                "for composed parameters, dropout must be 0, and init 'zero' or 'kaiming'"
             )
         return super().of_tensor(shape, n_skills, **settings)
 
@@ -137,14 +136,14 @@ class LoRAInventory(ProductInventory):
 
     @torch.no_grad()
     def init_from_base(self, base: nn.Module) -> None:
-        """Start from the singular directions of the layer's weight, where ``init`` says so."""
+        """Initialise by singular directions of the layer's weight, for ``init`` in `STARTS`."""
         if not self.starts:
             return
         kept = getattr(base, "weight", None)
         if kept is None or not (kept.is_floating_point() or is_packed(kept)):
             raise ValueError(
-                f"init ('{self.init}') reads the weight, which a {type(base).__name__} does not "
-                "show; use init 'zero'"
+                f"init ('{self.init}') reads the weight, which {type(base).__name__} does not "
+                "provide; use init 'zero'"
             )
         weight = dense_weight(base).detach().float()
         if weight.is_meta:
@@ -153,7 +152,7 @@ class LoRAInventory(ProductInventory):
         if n_wanted > min(weight.shape):
             raise ValueError(
                 f"init ('{self.init}') needs {n_wanted} singular directions for {self.n_skills} "
-                f"skills of rank {self.rank}, and there are {min(weight.shape)}; lower rank"
+                f"skills of rank {self.rank}, but there are {min(weight.shape)}; lower rank"
             )
         weight = weight.t() if is_transposed(base) else weight
         left, values, right = torch.linalg.svd(weight, full_matrices=False)
@@ -164,14 +163,14 @@ class LoRAInventory(ProductInventory):
         self.reset_parameters()
 
     def columns(self) -> tuple[Float[Tensor, "K I q"], Float[Tensor, "K O q"]]:
-        """Return both factors of every skill, with what is subtracted as further columns."""
+        """Return both factors of every skill, with the subtracted start as further columns."""
         if not self.starts:
             return self.down.expand(self.n_skills, -1, -1), self.up
         start_down, start_up = self.start_down.to(self.down), self.start_up.to(self.up)
         return torch.cat([self.down, start_down], -1), torch.cat([self.up, -start_up], -1)
 
     def merge(self, weights: Weights) -> Merged:
-        # The scale goes into the weights, by far the smallest tensor it can go into.
+        # The scale multiplies the weights, the smallest tensor.
         scaled = self.scale * weights
         if self.mix == "factors":
             down, up = self.columns()
@@ -194,7 +193,7 @@ class LoRAInventory(ProductInventory):
         return y + mix_outputs(x.to(dtype), down, up, weights)
 
     def combine_linear(self, x: Inputs, base: nn.Linear, merged: Merged) -> Outputs:
-        """Compute base and change in one operation where the factors are merged."""
+        """Compute base and change, in one operation if the factors are merged."""
         if self.mix != "factors" or self._drops():
             return self.combine(x, base(x), merged)
         dtype = active_dtype(x)
@@ -231,8 +230,8 @@ class LoRAInventory(ProductInventory):
         down, up = self.columns()
         x = self._dropped(x)
         if self.shared_down or down.shape[0] * down.shape[2] <= self.in_features:
-            # All tokens to all skills, and what was not chosen is set to 0: two products of full
-            # width are the faster while they are no wider than the layer itself.
+            # Compute all skills for all tokens and multiply by gates, most of them 0: faster as
+            # long as the products are no wider than the layer.
             down = down[: len(self.down)].transpose(0, 1).flatten(1)  # (I, E q); (I, q) if shared
             up = up.transpose(1, 2).flatten(0, 1)  # (E q, O)
             dtype = active_dtype(x)
@@ -272,13 +271,11 @@ def low_rank_linear(
 ) -> Float[Tensor, "B L O"]:
     """Return ``x Wᵀ + bias + (x A) Bᵀ`` with one pair of factors per example, in one operation.
 
-    Ordinary ones build three tensors of the output's or input's size on the way: the change, its
-    sum with the base output, and the second gradient of the input. Here both products add into what
-    the base layer has computed, forward and backward. All arguments must have one dtype. Gradients
-    are exact, and computed for arguments that need one; there is no second derivative.
+    It saves three tensors of the output's or input's size: products are added in place, forward and
+    backward. All arguments must have one dtype. Gradients are exact; there is no second derivative.
     """
     if not torch.is_grad_enabled():
-        return _forward(x, weight, bias, down, up)[0]  # applying a function has a cost per token
+        return _forward(x, weight, bias, down, up)[0]  # avoids autograd's overhead per token
     return _LowRankLinear.apply(x, weight, bias, down, up)  # type: ignore[return-value]
 
 
@@ -312,8 +309,7 @@ class _LowRankLinear(torch.autograd.Function):
         if needs_x:
             grad_x = torch.matmul(grad, weight)
             grad_x.baddbmm_(grad_hidden, down.mT)
-        # Gradients of the factors, laid out as the factors are: the transposed products can be
-        # faster by themselves, but autograd would copy what they return.
+        # Gradients have the layout of the factors; autograd would copy transposed ones.
         if needs_down:
             grad_down = torch.bmm(x.mT, grad_hidden)
         if needs_up:

@@ -1,4 +1,4 @@
-"""Skills of normalisations: changes of their gains, and of their biases."""
+"""Skills of norms: changes of their gains and biases."""
 
 from typing import ClassVar
 
@@ -11,12 +11,12 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
 class NormInventory(Inventory):
-    r"""Changes of the gains of norms, and of their biases.
+    r"""Changes of the gains and biases of norms.
 
     :math:`y = (g + \sum_k w_k g_k) \odot n(x) + b + \sum_k w_k b_k` with the normalised features
-    :math:`n(x)`. A norm without a bias, such as T5's, gets changes of
-    its gain alone. BitFit trains the biases of layer norms with those of linear layers (kind
-    ``bitfit``); tuning gains and biases of norms alone is a method of its own.
+    :math:`n(x)`. A norm without a bias, such as T5's, only gets changes of its gain. BitFit trains
+    biases of layer norms and of linear layers (kind ``bitfit``); tuning only norms is a separate
+    method.
 
     Args:
         biased: Whether the norm has a bias.
@@ -47,7 +47,7 @@ class NormInventory(Inventory):
         return tuple(mix_blocks(stack, weights) for stack in self.parameters())
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
-        # Autocast leaves norms in single precision, too.
+        # Autocast keeps norms in single precision, too.
         gain, *bias = (part.to(y.dtype).unsqueeze(1) for part in merged)
         return torch.addcmul(sum(bias, y), x.to(y.dtype), gain)
 

@@ -1,10 +1,10 @@
-r"""Sparse skills: each changes few entries of a layer's weight, fixed before training.
+r"""Sparse skills: changes of few entries of a layer's weight, chosen before training.
 
-Their outputs are mixed per example without any dense weight, if that is faster. For example b and
-output feature o of head h, :math:`y_{bo} = \sum_k w_{bhk} (\Phi_k x_b)_o`. The K matrices are one
-sparse matrix of K · O rows; its product with all positions of the batch at once is weighed and
-summed over the skills. The backward pass needs the transpose and, for the values, the products of
-gradients and inputs at the support alone.
+If it is faster, outputs are mixed per example without a dense weight. For example b and output
+feature o of head h, :math:`y_{bo} = \sum_k w_{bhk} (\Phi_k x_b)_o`. The K matrices form one sparse
+matrix of K · O rows, which is multiplied by all positions of the batch; the products are weighted
+and summed over the skills. The backward pass needs the transpose and, for the values, products of
+gradients and inputs at the entries of the support.
 """
 
 import warnings
@@ -26,10 +26,10 @@ LARGEST_INT32 = 2**31 - 1
 
 
 class Pattern(NamedTuple):
-    """Where K sparse matrices (O, I) have entries, in the two orders in which products read them.
+    """The entries of K sparse matrices (O, I) in CSR format, and of their transpose.
 
-    Starts are those of rows: K · O rows of all matrices, or the I rows of the transpose. Columns
-    follow the entries by row; ``order_t`` has the place of the transpose's in the first order.
+    ``starts`` are row offsets of the K · O rows of all matrices, ``starts_t`` of the I rows of the
+    transpose; ``order_t`` has the position of the transpose's entries among those of the matrices.
     """
 
     shape: tuple[int, int]
@@ -48,7 +48,7 @@ def make_pattern(indices: Int[Tensor, "K n"], shape: tuple[int, int]) -> Pattern
     rows = (indices // in_features + skill * out_features).flatten()
     columns = (indices % in_features).flatten()
     order = torch.argsort(columns, stable=True)  # rows ascend already
-    # Products count in int32 where they can: half the memory, and no copy inside them.
+    # If possible, indices are int32: half the memory, and no copies inside products.
     small = max(len(rows), n_skills * out_features, in_features) <= LARGEST_INT32
     dtype = torch.int32 if small else torch.int64
     return Pattern(
@@ -67,7 +67,7 @@ def sparse_outputs(
     weights: Float[Tensor, "B H K"],
     pattern: Pattern,
 ) -> Float[Tensor, "B L O"]:
-    """Return the mixed outputs of K sparse matrices, of values in the order of their supports.
+    """Return the mixed outputs of K sparse matrices with values in the order of their supports.
 
     Gradients are exact for ``x``, ``values`` and ``weights``; there is no second derivative.
     """
@@ -117,7 +117,7 @@ class _SparseOutputs(torch.autograd.Function):
             sampled = torch.sparse.sampled_addmm(places, scaled, inputs, beta=0.0)
             grad_values = sampled.values().view_as(values)
         if needs_weights:
-            # The outputs of all skills are computed again: keeping them costs K times the output.
+            # Recompute the outputs of all skills, which need K times the memory of the output.
             by_skill = _products(x, values, weights, pattern)
             grad_weights = (by_skill * grad).sum((2, 4)).permute(2, 1, 0)
         return grad_x, grad_values, grad_weights, None
@@ -146,7 +146,7 @@ def _starts(rows: Tensor, n_rows: int) -> Tensor:
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    with warnings.catch_warnings():  # compressed sparse tensors are in beta, torch says
+    with warnings.catch_warnings():  # torch warns that compressed sparse tensors are in beta
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor|invariant)")
         return torch.sparse_csr_tensor(
             starts, columns, values.detach(), shape, check_invariants=False
@@ -154,22 +154,21 @@ def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
 
 
 class SparseInventory(Inventory):
-    r"""Changes of few entries, fixed before training: :math:`y = W_0 x + \sum_k w_k \Phi_k x`.
+    r"""Changes of few entries, chosen before training: :math:`y = W_0 x + \sum_k w_k \Phi_k x`.
 
-    Only the values at the supports are parameters, so gradients, optimizer state and files are as
-    small as they are. The supports are drawn at random, each skill its own; `set_support` puts
-    chosen ones in their place (see `mttl.skills.weights.supports`).
+    Only the values at the supports are parameters, so gradients, optimizer state and files are
+    equally small. Each skill has a random support; `set_support` replaces it by a chosen one (see
+    `mttl.skills.weights.supports`).
 
     Args:
-        sparsity: Fraction of entries that a skill leaves alone.
-        structure: What is drawn as a whole: entries, all weights into an output, or square blocks.
+        sparsity: Fraction of entries that a skill does not change.
+        structure: Unit of the random choice: entries, all weights of an output, or square blocks.
         block: Side of a block.
-        mix: Dense changes per example, sparse products, or what is faster. ``"deltas"`` builds one
-            dense change per example, or one per distinct row of weights where these need no
-            gradient (on a CPU); ``"outputs"`` computes sparse products. ``"auto"`` takes what
-            should be faster, by a rule fitted to measured times: outputs for few entries and short
-            texts. Compiled models take deltas: sparse products cannot be compiled.
-        support: Draw each skill's entries, or give all skills those of a file of ``mttl sparse``.
+        mix: Method of mixing. ``"deltas"`` builds one dense change per example, or one per distinct
+            vector of weights if these need no gradient (on a CPU); ``"outputs"`` computes sparse
+            products; ``"auto"`` chooses the faster one by a rule fitted to measured times: outputs
+            for few entries and short texts. Compiled models use deltas.
+        support: ``"random"``, or a file of ``mttl sparse`` with the support of all skills.
 
     References:
         Ansell et al., *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*, ACL 2022,
@@ -179,11 +178,11 @@ class SparseInventory(Inventory):
 
     internal = ("init",)
     refuses: ClassVar = {
-        f"support != random and {name} != {default}": f"{name} must stay out where support names a "
-        "file: it says which entries change"
+        f"support != random and {name} != {default}": f"{name} cannot be set if support names a "
+        "file, which determines the entries"
         for name, default in (("sparsity", 0.9), ("structure", "entries"), ("block", 16))
     }
-    # Whether `mix: auto` may choose sparse products: a plan of memory has no values for them.
+    # Whether `mix: auto` may choose sparse products; the memory planner has no values for them.
     sparse_products = True
     uses = ("task", "token", "composed")
     indices: Tensor
@@ -209,7 +208,7 @@ class SparseInventory(Inventory):
             random_support(shapes, 1 - sparsity, structure=structure, block=block)[""]
             for _ in range(n_skills)
         ]
-        # Blocks that the edge of the weight cuts off are smaller: all skills keep as many entries.
+        # Blocks at the edge of the weight are smaller; all skills get the same number of entries.
         n_entries = min(len(places) for places in drawn)
         self.register_buffer("indices", torch.stack([places[:n_entries] for places in drawn]))
         self.values = nn.Parameter(torch.empty(n_skills, n_entries))
@@ -218,44 +217,44 @@ class SparseInventory(Inventory):
         self._pattern_state: tuple[object, ...] = ()
 
     def reset_parameters(self) -> None:
-        """Re-initialise the values; the supports stay."""
+        """Re-initialise the values; the supports do not change."""
         draw(self.values, self.init, self.in_features)
 
     def set_support(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
-        """Change which entries the skills change; their values begin at 0.
+        """Replace the supports of the skills; the values start at 0.
 
         Args:
-            indices: Places in the flattened weight (O, I), of every skill or for all of them.
+            indices: Ascending indices into the flattened weight (O, I), per skill or for all.
 
         Raises:
-            ValueError: If there are more or fewer skills, or places do not exist or ascend.
+            ValueError: If the number of skills differs, or indices are out of range or unordered.
         """
         if indices.ndim > 1 and len(indices) != self.n_skills:
-            raise ValueError(f"{len(indices)} supports were given for {self.n_skills} skills")
+            raise ValueError(f"got {len(indices)} supports for {self.n_skills} skills")
         indices = indices.to(torch.int64).expand(self.n_skills, -1)
         size = self.out_features * self.in_features
         if indices.numel() and (indices.min() < 0 or indices.max() >= size):
             raise ValueError(
-                f"places of a support must lie in [0, {size}), the entries of the weight; they "
-                f"reach from {int(indices.min())} to {int(indices.max())}"
+                f"indices of a support must be in [0, {size}), the entries of the weight; got "
+                f"{int(indices.min())} to {int(indices.max())}"
             )
         if (indices.diff(dim=1) <= 0).any():
-            raise ValueError("places of a support must be in ascending order, each only once")
+            raise ValueError("indices of a support must be in ascending order, each only once")
         self.indices = indices.to(self.indices.device).contiguous()
         self.values = nn.Parameter(self.values.new_zeros(indices.shape))
         self._pattern = None
 
     def merge(self, weights: Weights) -> Merged:
-        """Return the weights themselves, or dense changes and which of them an example takes."""
+        """Return the weights, or dense changes and the index of each example's change."""
         compared = self.mix == "auto" and _comparable(weights)
         if self.mix == "deltas" or (compared and bool((weights == weights[:1]).all())):
             return self._dense(weights)
-        return (weights,)  # what is faster depends on the length of the text
+        return (weights,)  # the faster method depends on the length of the text
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
         if len(merged) == 1 and self._computes_outputs(x):
-            # Sparse products exist in single precision at least.
+            # Sparse products need at least single precision.
             wide = torch.promote_types(self.values.dtype, torch.float32)
             with torch.autocast(x.device.type, enabled=False):
                 change = sparse_outputs(
@@ -274,17 +273,17 @@ class SparseInventory(Inventory):
         return y + torch.cat(outputs)[order.argsort()]
 
     def changes(self) -> Float[Tensor, "K O I"]:
-        """Return the changes spread out, for the length of a pass."""
+        """Return the changes as dense tensors."""
         size = self.out_features * self.in_features
         return spread(self.values, self.indices, size).view(-1, self.out_features, self.in_features)
 
     def _dense(self, weights: Weights) -> Merged:
-        """Return dense changes, and the one that each example takes."""
+        """Return dense changes, and the index of each example's change."""
         which = torch.arange(len(weights), device=weights.device)
         if _comparable(weights):
             rows, which = torch.unique(weights.flatten(1), dim=0, return_inverse=True)
             weights = rows.unflatten(1, weights.shape[1:])
-            if len(weights) == len(which):  # then they keep their order
+            if len(weights) == len(which):  # all differ: keep the order
                 weights, which = weights[which], torch.arange(len(which))
         return mix_blocks(self.changes(), weights), which
 
@@ -295,15 +294,15 @@ class SparseInventory(Inventory):
             return True
         if not self.sparse_products:
             return False
-        # Costs of an example, in units of an entry of its dense change, fitted to the benchmark:
-        # outputs of all skills, and their entries; the change, and its product.
+        # Costs of an example in units of an entry of its dense change, fitted to the benchmark:
+        # outputs and entries of all skills, against the change and its product.
         n_positions, size = x.shape[1], self.out_features * self.in_features
         outputs = n_positions * (self.n_skills * self.out_features + self.values.numel() / 14)
         return outputs < size * (1 + n_positions / 70)
 
     def _current_pattern(self) -> Pattern:
-        """Return the order of the entries in products, sorted out once per support."""
-        # Loading a checkpoint or moving the module changes the places without telling.
+        """Return the pattern of the current support, which is cached."""
+        # Detects changes of the indices by loading a checkpoint or moving the module.
         state = (id(self.indices), self.indices._version, self.indices.device)
         if self._pattern is None or self._pattern_state != state:
             self._pattern = make_pattern(self.indices, (self.out_features, self.in_features))
@@ -314,27 +313,27 @@ class SparseInventory(Inventory):
 def _comparable(weights: Tensor) -> bool:
     """Return whether examples with equal weights may share a change.
 
-    Equal rows may belong to different tasks, whose gradients must stay apart; on an accelerator,
-    to compare them would stall it, and a compiled model cannot decide by values.
+    They may not if weights need gradients, which belong to different tasks, in compiled models, or
+    on an accelerator, where the comparison would synchronise.
     """
     on_cpu = weights.device.type == "cpu" and not torch.compiler.is_compiling()
     return on_cpu and not weights.requires_grad
 
 
 def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Tensor]) -> list[str]:
-    """Give all skills of every layer the support of its weight; return layers that have none.
+    """Set the supports of all layers; return the layers without one, whose skills change nothing.
 
-    Those change nothing. Supports are places by the names of weights, ``<path>.weight``, as a
-    sparse file holds them; of one skill (n,) or of each (K, n).
+    Supports are indices by the names of weights, ``<path>.weight``, as in a sparse file; for all
+    skills (n,) or for each (K, n).
 
     Raises:
-        ValueError: If a place does not exist, or no layer has a support.
+        ValueError: If an index is out of range, or no layer has a support.
     """
     found = {path: support[f"{path}.weight"] for path in layers if f"{path}.weight" in support}
     if not found:
         raise ValueError(
-            f"the support names no layer with skills; it names {', '.join(list(support)[:3])}, "
-            f"the layers are {', '.join(list(layers)[:3])}"
+            "the support has no layer with skills; it has "
+            f"{', '.join(list(support)[:3])}, and the layers are {', '.join(list(layers)[:3])}"
         )
     for path, layer in layers.items():
         inventory = layer.inventory
@@ -348,7 +347,7 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
 
 
 def saved_supports(skills: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the supports among saved skills, as `place_supports` takes them."""
+    """Return the supports among saved skills, for `place_supports`."""
     return {
         f"{name.removesuffix('.indices')}.weight": tensor
         for name, tensor in skills.items()

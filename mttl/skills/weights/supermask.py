@@ -1,4 +1,4 @@
-"""Supermasks: skills that switch weights of the frozen layer off."""
+"""Supermasks: skills that mask weights of the frozen layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,18 +15,18 @@ START = 1e-2
 
 
 class SupermaskInventory(Inventory):
-    r"""K real-valued scores per weight; what passes the threshold is kept.
+    r"""K scores per weight; weights whose mixed score reaches the threshold are kept.
 
     :math:`y = (W_0 \odot b)\,x` with :math:`b = \mathbb 1[\sum_k w_k S_k \ge \tau]`. Scores are
-    mixed before they are compared, so that a task always has a true mask: a subnetwork of the
-    frozen layer. The comparison has no slope; gradients pass through it as if it were the identity
-    (straight-through). The layer's bias stays.
+    mixed before the comparison, so a task always has a binary mask, a subnetwork of the frozen
+    layer. Gradients pass through the comparison unchanged (straight-through). The layer's bias
+    does not change.
 
-    Scores start at 0.01: with weights that sum to 1 and a threshold below, all are kept, so that a
-    fresh skill changes nothing. A score per weight and skill is as much as dense skills have.
+    Scores start at 0.01, so a fresh skill changes nothing for weights that sum to 1 and a threshold
+    below 0.01. The number of parameters is that of dense skills.
 
     Args:
-        threshold: A weight is kept where its score reaches this; scores start at 0.01.
+        threshold: Smallest score of a kept weight; scores start at 0.01.
 
     References:
         Mallya, Davis and Lazebnik, *Piggyback: Adapting a Single Network to Multiple Tasks by

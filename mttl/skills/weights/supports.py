@@ -1,8 +1,8 @@
-r"""Which entries a sparse skill changes: its support.
+r"""Supports of sparse skills: the entries that they change.
 
-A support is a sorted list of places in the flattened tensor, as int64, because embeddings and
-stacks of experts pass 2³¹ entries. It is chosen from scores, one per entry, the larger the better
-(`mttl.sparse.tuning`), or at random, which needs no score and no tensor of the full size.
+A support is a sorted int64 tensor of indices into the flattened tensor, which may have more than
+2³¹ entries. It has the entries with the largest scores (`mttl.sparse.tuning`), or random ones,
+which need no tensor of the full size.
 """
 
 import math
@@ -17,13 +17,13 @@ from mttl.io.errors import require_at_least, require_one_of
 
 
 class Units:
-    """How a tensor is cut into units that are chosen as a whole, by their mean scores.
+    """The partition of a tensor into units that are chosen as a whole, by their mean scores.
 
-    The structure is ``"entries"``; ``"rows"``, what belongs to one output: all axes but the first;
-    or ``"blocks"``, squares of the matrix (first axis × all others), cut off at its edges.
+    The structure is ``"entries"``; ``"rows"``, the entries with one index of the first axis; or
+    ``"blocks"``, squares of the matrix (first axis × all others), smaller at its edges.
 
     Raises:
-        ValueError: If the structure is unknown, or the block has no side.
+        ValueError: If the structure is unknown, or the block is below 1.
     """
 
     def __init__(self, shape: Sequence[int], structure: str, block: int) -> None:
@@ -41,7 +41,7 @@ class Units:
         return self.high == self.wide == 1
 
     def sizes(self, units: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-        """Return how many entries units have: those at the edges may have fewer."""
+        """Return the number of entries of units, which is smaller at the edges."""
         high = (self.height - (units // self.across) * self.high).clamp(max=self.high)
         wide = (self.width - (units % self.across) * self.wide).clamp(max=self.wide)
         return high * wide
@@ -56,7 +56,7 @@ class Units:
         return sums.flatten() / self.sizes(torch.arange(self.count, device=scores.device))
 
     def entries(self, units: Int[Tensor, "n"]) -> Int[Tensor, "m"]:
-        """Return the sorted places of all entries of the units."""
+        """Return the sorted indices of all entries of the units."""
         if self.trivial:
             return units
         device = units.device
@@ -68,19 +68,18 @@ class Units:
         return (rows * self.width + columns)[inside].sort().values
 
 
-# Scores are ranked in pieces of this size: memory stays bounded, and kernels that count in int32
-# are never asked for more.
+# Scores are ranked in pieces of this size, which bounds memory and fits kernels that use int32.
 PIECE = 2**24
-# Up to here a permutation of all places is drawn; it would not fit the memory for large tensors.
+# Largest tensor for which a permutation of all indices is drawn.
 PERMUTED = 2**22
 
 
 def random_indices(size: int, n: int, generator: torch.Generator | None = None) -> Int[Tensor, "n"]:
-    """Draw ``n`` different places out of ``size``, sorted; all sets are equally probable."""
-    # On the meta device, where sizes are planned, a set of places has no length to go by.
+    """Return ``n`` different indices below ``size``, sorted and uniformly drawn."""
+    # The other method needs values, which the meta device of the memory planner does not have.
     if size <= PERMUTED or 2 * n > size or torch.get_default_device().type == "meta":
         return torch.randperm(size, generator=generator)[:n].sort().values
-    # Draw with replacement until enough different ones are there, then drop some at random.
+    # Draw with replacement until there are enough different ones, then drop some at random.
     found = torch.empty(0, dtype=torch.int64)
     while len(found) < n:
         missing = n - len(found)
@@ -97,7 +96,7 @@ def random_support(
     block: int = 16,
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    """Draw a support of every tensor; arguments are those of `select_support`."""
+    """Return a random support of every tensor; arguments are those of `select_support`."""
     check_density(density)
     support = {}
     for name, shape in shapes.items():
@@ -115,23 +114,22 @@ def select_support(
     structure: str = "entries",
     block: int = 16,
 ) -> dict[str, Tensor]:
-    """Return the entries with the largest scores; equal ones in the order of the tensors.
+    """Return the entries with the largest scores; ties are broken by the order of the tensors.
 
-    There is a score per entry, and the density is a fraction of all entries, rounded, at least one;
-    with rows or blocks (`Units`), as many whole units as fit into it, and at least one. The scope
-    is all tensors together (``"global"``), so that some may get none, and are left out, or every
-    ``"tensor"``, in proportion to its size.
+    The density is a fraction of the entries, at least one; of rows or blocks (`Units`), as many are
+    chosen as fit into it, and at least one. The scope is all tensors together (``"global"``), which
+    leaves tensors without chosen entries out, or every ``"tensor"`` separately.
 
     Raises:
-        ValueError: If there is no score, one is not a number, or an argument is out of range.
+        ValueError: If there is no score, one is NaN, or an argument is out of range.
     """
     check_density(density)
     require_one_of(SCOPES, scope=scope)
     if not scores:
-        raise ValueError("scores must hold at least one tensor")
+        raise ValueError("scores must contain at least one tensor")
     for name, score in scores.items():
         if score.isnan().any():
-            raise ValueError(f"the scores of '{name}' hold values that are not numbers (NaN)")
+            raise ValueError(f"the scores of '{name}' contain NaN")
     support: dict[str, Tensor] = {}
     for part in [{name: scores[name]} for name in scores] if scope == "tensor" else [scores]:
         units = {name: Units(score.shape, structure, block) for name, score in part.items()}
@@ -147,14 +145,14 @@ def select_support(
 def spread(
     values: Float[Tensor, "K n"], indices: Int[Tensor, "K n"], size: int
 ) -> Float[Tensor, "K size"]:
-    """Return flat tensors that are 0 but for the given values at the given places."""
+    """Return flat tensors with the given values at the given indices, and 0 elsewhere."""
     return values.new_zeros(len(values), size).scatter(1, indices, values)
 
 
 def _best(
     scores: Mapping[str, Tensor], units: Mapping[str, Units], budget: int
 ) -> dict[str, Tensor]:
-    """Return the best units of each tensor that together hold at most ``budget`` entries."""
+    """Return the best units of each tensor that together have at most ``budget`` entries."""
     n = min(budget, sum(len(score) for score in scores.values()))
     if not all(unit.trivial for unit in units.values()):  # as many as fit into the budget
         sizes = [units[name].sizes(torch.arange(len(score))) for name, score in scores.items()]
@@ -173,7 +171,7 @@ def _best(
 
 
 def _nth_largest(tensors: Sequence[Tensor], n: int) -> Tensor:
-    """Return the n-th largest value, in memory of a piece and n values."""
+    """Return the n-th largest value, piece by piece."""
     best: Tensor | None = None
     for piece in (piece for tensor in tensors for piece in tensor.split(PIECE)):
         best = piece if best is None else torch.cat([best, piece])

@@ -81,7 +81,7 @@ def look_around(page: Page, run: Path) -> None:
     assert len(page.all("#maps .trail")) == 2
     page.run("select(arguments[0])", TASKS[0])
     assert len(page.all("#panel .weights td:nth-child(4)")) == 3
-    assert "are an accepted answer to the letter" in page.text("#panel")
+    assert "are an accepted answer, compared exactly" in page.text("#panel")
     assert page.run(UNNAMED) == []
     for width in (400, 900, 1600):
         for dark in (False, True):

@@ -80,6 +80,15 @@ def test_a_long_history_is_thinned_out_with_both_ends() -> None:
     assert (data["steps"][0], data["steps"][-2]) == ("step 0", "step 99")
 
 
+def test_every_category_has_a_marker_on_the_page(crossfit_view: RoutingView) -> None:
+    (data,) = data_of(explore_page([crossfit_view]))
+    looks = list(data["looks"].values())
+    assert len({(fill, marker) for fill, _, marker in looks}) == len(looks) > 7
+    shapes = html_text("core.js").partition("const MARKERS = {")[2].partition("};")[0]
+    for _, _, marker in looks:
+        assert re.search(rf'(^|[{{,]) *"?{re.escape(marker)}"?: ', shapes, re.M), marker
+
+
 def test_skills_of_a_further_run_are_matched_to_the_first(crossfit_view: RoutingView) -> None:
     """The other run is the same, with its tasks, groups and skills in other orders."""
     record = crossfit_view.record
@@ -93,12 +102,12 @@ def test_skills_of_a_further_run_are_matched_to_the_first(crossfit_view: Routing
     categories = tuple(crossfit_view.categories[task] for task in tasks)
     other = RoutingView(replace(record, folder=Path("other"), **changed), categories)
     first, second = data_of(explore_page([crossfit_view, other]))
-    assert second["told"] == "Skills are matched to those of crossfit."
+    assert second["note"] == "Skills are matched to those of crossfit."
     ours, theirs = unpacked(first["weights"]), unpacked(second["weights"])
     np.testing.assert_allclose(theirs, ours[cells], atol=1e-4)
     fewer = replace(record, groups=("x", *record.groups[1:]))
     stranger = data_of(explore_page([crossfit_view, replace(crossfit_view, record=fewer)]))[1]
-    assert "tasks, layers or skills differ" in stranger["told"]
+    assert "tasks, layers or skills differ" in stranger["note"]
 
 
 def test_names_cannot_leave_their_place_and_nothing_from_outside_is_needed() -> None:

@@ -140,7 +140,7 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
     random = needs_of(config_of(folder, TINY_T5), TASKS).weights
     assert 2 * found["backbone (bfloat16)"] == random["backbone (float32)"]
     missing = config_of(folder, TINY_T5, *settings, f"backbone.name={folder / 'nothing'}")
-    with pytest.raises(ConfigError, match=r"backbone.name .* is not a folder"):
+    with pytest.raises(ConfigError, match=r"backbone.name .* is neither a folder nor"):
         needs_of(missing, TASKS)
 
 

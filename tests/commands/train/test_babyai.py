@@ -193,10 +193,10 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["adapt.mode=in_context"], "adapt: mode 'in_context' needs text examples"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
-        (["router.kind=random"], r"with router.consistency \(1.0\): it compares two ans"),
+        (["router.kind=random"], r"with router.consistency \(1.0\): it compares predictions"),
         (
             ["router.kind=score_function"],
-            "policy .* with router.kind 'score_function': it learns from the losses of examples",
+            "policy .* with router.kind 'score_function': it learns from the losses of text",
         ),
         (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
         (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
@@ -211,8 +211,8 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["trainer.early_stopping=3"], "trainer.early_stopping is only for text-to-text tasks"),
         (["skills.n_skills=per_task"], "skills.n_skills 'per_task' is for the private"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
-        (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
-        (["router.kind=smear"], "with router.kind 'smear': it reads prompts, which only text has"),
+        (["router.kind=none"], "with router.kind 'none': it has no weights of skills"),
+        (["router.kind=smear"], "with router.kind 'smear': it reads prompts of text"),
         (["moe.n_experts=4"], "moe: the configuration has no setting 'moe'"),
     ],
 )

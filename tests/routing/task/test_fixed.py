@@ -35,8 +35,11 @@ def test_all_groups_and_heads_have_the_rows(router: FixedRouter, expected: torch
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        *(([[1.0, wrong]], "must hold finite weights") for wrong in (-1.0, torch.nan, torch.inf)),
-        ([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]], r"to the tasks with ids \[1, 3\]"),
+        *(
+            ([[1.0, wrong]], "must be finite and at least 0")
+            for wrong in (-1.0, torch.nan, torch.inf)
+        ),
+        ([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]], r"for the tasks with ids \[1, 3\]"),
     ],
 )
 def test_no_matrix_of_experts(matrix: list[list[float]], message: str) -> None:

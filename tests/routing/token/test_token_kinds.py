@@ -162,7 +162,7 @@ def test_hashing_is_fixed_and_even_and_takes_no_prior() -> None:
     assert torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=1).table)
     assert not torch.equal(found.experts, HashRouter(I, E, vocabulary_size=10, seed=2).table)
     assert (found.weights == 1).all()
-    with pytest.raises(ValueError, match="no logits that a prior could be added to"):
+    with pytest.raises(ValueError, match="no logits, so it cannot use a prior"):
         router(Tokens(torch.randn(10, I), ids=ids, prior=torch.zeros(10, E)))
 
 

@@ -119,14 +119,14 @@ def test_a_prior_forbids_experts(name: str) -> None:
 def test_a_prior_must_leave_an_expert() -> None:
     prior = torch.zeros(N, E)
     prior[3] = -torch.inf
-    with pytest.raises(ValueError, match="forbids all 4 experts to 1 of 20 tokens"):
+    with pytest.raises(ValueError, match="excludes all 4 experts for 1 of 20 tokens"):
         TopKRouter(I, E)(Tokens(torch.randn(N, I), prior=prior))
     lacking = ArrowRouter(I, E)  # a member that changes nothing in a layer, neither
     lacking.read(
         torch.randn(E, I, 2), torch.ones(E, 3, 2) * torch.tensor([1, 0, 1, 1])[:, None, None]
     )
     prior[3, 1] = 0.0
-    with pytest.raises(ValueError, match="forbids all 4 experts to 1 of 20 tokens"):
+    with pytest.raises(ValueError, match="excludes all 4 experts for 1 of 20 tokens"):
         lacking(Tokens(torch.randn(N, I), prior=prior))
 
 
@@ -136,7 +136,7 @@ def test_a_prior_must_leave_an_expert() -> None:
         (lambda: TopKRouter(0, E), r"in_features \(0\) must be at least 1"),
         (lambda: BaseRouter(I, 0), r"n_experts \(0\) must be at least 1"),
         (lambda: TopKRouter(I, E, top_k=5), r"top_k \(5\) must be at most n_experts \(4\)"),
-        (lambda: TopKRouter(I, E, top_k=1), r"top_k \(1\) with normalise makes every gate 1"),
+        (lambda: TopKRouter(I, E, top_k=1), r"with normalise and top_k \(1\) every gate is 1"),
         (lambda: NoisyTopKRouter(I, E, top_k=4), r"top_k \(4\) must be at most n_experts - 1"),
         (lambda: GShardRouter(I, 1), r"n_experts \(1\) must be at least 2"),
         (lambda: ExpertChoiceRouter(I, E, capacity=5.0), r"capacity \(5.0\) must be at most n_exp"),

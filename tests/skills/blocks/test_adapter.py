@@ -317,5 +317,5 @@ def test_what_stacked_adapters_cannot_be():
     inventory = AdapterInventory(SIZE, SIZE, 5, parallel=False, stages=(2, 3))
     with pytest.raises(ValueError, match="cannot be chosen by token, only mixed by task"):
         inventory.require_use("token")
-    with pytest.raises(NotImplementedError, match="stacked adapters change what others"):
+    with pytest.raises(NotImplementedError, match="adapters in stages have no common"):
         AttendedInventory(inventory)(*torch.randn(2, B, L, SIZE), mixing(B, 1, 5))

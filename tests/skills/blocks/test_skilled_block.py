@@ -35,7 +35,7 @@ def test_patterns_groups_and_what_is_unknown():
     assert made.groups == tuple(f"decoder.block.{i}.layer.1.EncDecAttention" for i in (0, 1))
     made = attach(tiny_bart(), granularity="block")
     assert made.groups[0] == "model.encoder.layers.0"
-    with pytest.raises(ValueError, match=r"'q_proj' matches no block.*end in: mlp, self_attn"):
+    with pytest.raises(ValueError, match=r"'q_proj' matches no block.*its blocks: mlp, self_attn"):
         attach(tiny_llama(), targets=["q_proj"])
 
 

@@ -232,10 +232,10 @@ def test_parts_that_do_not_fit_are_errors():
     base = nn.Linear(3, 2)
     inventory = ModuleInventory(base, 4, kind="dense")
     router = PolytroponRouter(1, T, 1, 4)
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1: whole modules"):
+    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1, since whole modules"):
         ComposedModel(base, inventory, PolytroponRouter(1, T, 2, 4))
     network = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
-    with pytest.raises(ValueError, match="'1' keeps running statistics, which all tasks"):
+    with pytest.raises(ValueError, match="'1' keeps running statistics, which tasks"):
         ComposedModel(network, ModuleInventory(network, 4, kind="dense"), router)
 
 
@@ -243,7 +243,7 @@ def test_parts_that_do_not_fit_are_errors():
 def test_arguments_and_ids_are_checked(over_tasks):
     model = composed(nn.Linear(3, 2), over_tasks=over_tasks)
     for shape in ((T + 1, 5, 3), ()):
-        with pytest.raises(ValueError, match=r"argument 0 has the shape .*must hold the 3 tasks"):
+        with pytest.raises(ValueError, match=r"argument 0 has the shape .*must have the size 3"):
             model(IDS, torch.zeros(shape).double())
     with pytest.raises(ValueError, match="task id 3 is out of range"):
         model(torch.tensor([3]), torch.zeros(1, 5, 3).double())
@@ -307,7 +307,7 @@ def test_tensors_are_saved_under_the_paths_and_in_the_dtype_of_the_parameters(dt
 def test_mistakes_of_an_inventory_are_named():
     with pytest.raises(ValueError, match=r"granularity \('block'\) must be one of model, layer"):
         ModuleInventory(Tower(), 3, kind="dense", granularity="block")
-    expected = "the LayerNorm has no parameter that can have skills of kind 'lora'"
+    expected = "LayerNorm has no parameter that skills of kind 'lora' can change"
     with pytest.raises(ValueError, match=expected):
         ModuleInventory(nn.LayerNorm(3), 3, kind="lora")
     with pytest.raises(ValueError, match=r"kind \('ia3'\) cannot be composed over all param"):

@@ -306,7 +306,7 @@ def test_other_functions_of_attention_and_packed_rows_are_refused() -> None:
     model = skilled(tiny_llama(), inventory="prefix", targets=["attention"])
     inputs = {"input_ids": batch(1)["input_ids"]}
     routing = model.route(torch.tensor([0, 1]), inputs={**inputs, "segments": (2, 3)})
-    message = "cannot be separated in a packed sequence"
+    message = "cannot be used with packed sequences"
     with model.slot.use(routing), pytest.raises(ValueError, match=message):
         model.backbone(**inputs)
 
@@ -329,6 +329,6 @@ def test_a_backbone_without_attention_is_refused(model_type: str, size: str) -> 
     sizes = f"{{{size}, vocab_size: 384, hidden_size: 16, num_hidden_layers: 2}}"
     settings = [f"backbone.model_type={model_type}", f"backbone.config={sizes}"]
     names = "crossfit.yaml+backbone/tiny_llama.yaml+skills/prefix.yaml"
-    message = "'attention' matches no attention module: this backbone has none; take a kind of"
+    message = "'attention' matches no attention module: this backbone has none; use a kind of"
     with pytest.raises(ConfigError, match=message):
         build_model(load_config(names, settings), ["a", "b"])

@@ -108,7 +108,7 @@ def test_only_the_stack_that_reads_the_text_has_prompts() -> None:
 def test_calls_that_have_no_place_for_prompts_are_refused() -> None:
     model = one_task(tiny_llama())
     inputs = {"input_ids": batch(1)["input_ids"]}
-    with pytest.raises(ValueError, match="prompts stand in front of input_ids, under an attention"):
+    with pytest.raises(ValueError, match="prompts need input_ids by name, an attention"):
         model(ONE[:1], inputs_embeds=torch.zeros(1, 2, 16))
-    with pytest.raises(ValueError, match="a cache of keys and values alone that grows"):
+    with pytest.raises(ValueError, match="a dynamic cache of keys and values"):
         model.generate(ONE[:1], **inputs, cache_implementation="static", max_new_tokens=2)

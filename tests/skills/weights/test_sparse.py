@@ -105,9 +105,9 @@ def test_an_empty_support_changes_nothing_and_has_a_gradient():
 @pytest.mark.parametrize(
     ("support", "message"),
     [
-        (torch.tensor([[1, 2]]), "1 supports were given for 3 skills"),
-        (torch.tensor([1, O * I]), r"must lie in \[0, 48\).*from 1 to 48"),
-        (torch.tensor([-1, 3]), r"must lie in \[0, 48\).*from -1 to 3"),
+        (torch.tensor([[1, 2]]), "got 1 supports for 3 skills"),
+        (torch.tensor([1, O * I]), r"must be in \[0, 48\).*got 1 to 48"),
+        (torch.tensor([-1, 3]), r"must be in \[0, 48\).*got -1 to 3"),
         (torch.tensor([3, 3]), "must be in ascending order, each only once"),
     ],
 )
@@ -131,9 +131,9 @@ def test_supports_are_placed_by_the_names_of_weights():
     }
     again = saved_supports(state)
     assert place_supports(layers, again) == []
-    with pytest.raises(ValueError, match="the support names no layer with skills"):
+    with pytest.raises(ValueError, match="the support has no layer with skills"):
         place_supports(layers, {"x.weight": torch.tensor([2])})
-    with pytest.raises(ValueError, match=r"must lie in \[0, 15\).*\(layer '1'\)"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 15\).*\(layer '1'\)"):
         place_supports(layers, {"1.weight": torch.tensor([20])})
     layers["0"].inventory = DenseInventory(4, 5, 2)
     with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
