@@ -15,7 +15,7 @@ processes=$gpus
 settings=(trainer.num_nodes="$machines")
 if [ "$gpus" = 0 ]; then
     processes=2
-    settings+=(trainer.accelerator=cpu trainer.precision=32-true)
+    settings+=(trainer.accelerator=cpu)
 fi
 
 exec torchrun --nnodes="$machines" --node-rank="$number" --nproc-per-node="$processes" \

@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import matplotlib.pyplot as plt
 import pytest
 
 from helpers.command import ROOT, load_recipe
@@ -251,3 +253,25 @@ def test_a_tutorial_runs(place: Path, name: str) -> None:
                     run_small(command)
         elif "127.0.0.1" not in part.code:
             exec(part.code.replace("max_steps=60", "max_steps=1"), names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=str)
+def test_a_notebook_runs(place: Path, path: Path) -> None:
+    """Its cells, in order, after the commands that it prints."""
+    plt.switch_backend("agg")
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], len(notebook["cells"])) == (4, 10)
+    names: dict = {}
+    for number, cell in enumerate(notebook["cells"], 1):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            for command in commands(source):
+                words = (*command.words, "trainer.log_every_n_steps=1")  # two steps are trained
+                run_small(replace(command, words=words))
+        else:
+            code = source.replace("max_steps=60", "max_steps=1")
+            exec(compile(code, f"cell {number}", "exec"), names)
+    assert len(names["past"](["talks"])) == 1
+    assert names["scores"].index[-1] == "mean"
+    plt.close("all")

@@ -87,6 +87,7 @@ def test_the_room_of_configurations_is_light() -> None:
     [
         *((f"pl_{name}.py --help", 0, "usage:") for name in ("train", "finetune", "search")),
         ("pl_train.py -c crossfit.yaml -k skills.rnk=4", USER_MISTAKE, "Did you mean 'rank'?"),
+        ("pl_train.py -c crossfit.yaml --print-config", 0, "  batch_size: 64  "),
         ("pl_predict.py", USER_MISTAKE, "name a run with --from RUN"),
         ("mttl", 0, "Train an inventory of skills"),
         ("mttl --version", 0, "mttl 0.1.0"),
@@ -113,6 +114,10 @@ NAMES = {
         (["-c", "crossfit.yaml", "-k", "run.dir=.", "run.name=run"], "already exists. Continue"),
         (["-c", "crossfit.yaml", "--resume"], "' does not exist. Start without --resume"),
         (["-c", "babyai.yaml", "-k", "rl.levels=[GoToX]"], "unknown level 'GoToX'"),
+        (
+            ["-c", "crossfit.yaml", "-k", "backbone.name=./absent"],
+            "is neither a folder nor a valid",
+        ),
     ],
     "adapt": [
         (["-c", "crossfit.yaml", "EMPTY"], "has no trained inventory"),
@@ -123,6 +128,8 @@ NAMES = {
         (["RUN", "--reference", "EMPTY"], "has no results"),
     ],
     "search": [(["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'")],
+    "list": [(["absent"], "'absent' is not a folder; name the folder of the runs")],
+    "show": [(["EMPTY"], "is not a run, because it has no config.yaml")],
     "add-tasks": [
         (
             ["RUN", "--adapted", "EMPTY", "--out", "x"],

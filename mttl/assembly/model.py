@@ -30,6 +30,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing.context import RoutingSlot
+from mttl.runtime.libraries import quiet_loading
 from mttl.skills.attach import Attachment, Placement, attach_kinds
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.gated import GatedInventory
@@ -136,7 +137,8 @@ def load_run(
             raise ConfigError(f"'{saved.folder}' includes its backbone; name no other backbone")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
         settings = settings.model_copy(update={"backbone": where})
-    built = build(settings, saved.tasks, trained=True)
+    with quiet_loading():
+        built = build(settings, saved.tasks, trained=True)
     if hasattr(settings.skills, "support"):  # saved supports may have other sizes
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)

@@ -15,8 +15,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from mttl.analysis.routing_record import Curves, read_metrics
 from mttl.assembly.build_backbone import place_of, places_of
 from mttl.assembly.saved_settings import ModelSettings
 from mttl.checkpoints.model_hub import make_repository, upload
@@ -33,7 +39,7 @@ from mttl.skills.attach import Attachment
 from mttl.skills.inputs.prefix import PrefixInventory
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Built(Predictor):
     """A model with everything that it needs to train or to answer."""
 
@@ -47,6 +53,48 @@ class Built(Predictor):
     def base(self) -> str:
         """Backbone as a folder, a name on the hub, or a description."""
         return place_of(self.backbone.title)
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Scores from ``results.csv``, by task and split; with several tasks also their ``mean``.
+
+        They are fractions, and means over samples. Empty if nothing was scored.
+        """
+        found: dict[str, dict[str, list[float]]] = {}
+        for row in scores_of(self.folder, self.tasks) if self.folder else []:
+            splits = found.setdefault(row["task"], {})
+            splits.setdefault(row["split"], []).append(float(row["score"]))
+        return {
+            task: {split: fmean(scores) for split, scores in splits.items()}
+            for task, splits in found.items()
+        }
+
+    @property
+    def routing(self) -> dict[str, Float[np.ndarray, "G H K"]]:
+        """Routing weights of every task: layer groups, heads and skills."""
+        with torch.no_grad():
+            matrix = self.model.router.matrix().float().cpu().numpy()
+        return {task: matrix[:, place] for place, task in enumerate(self.tasks)}
+
+    @property
+    def history(self) -> Curves:
+        """Columns of ``metrics.csv`` by name, each as steps and values; empty without the file."""
+        return {} if self.folder is None else read_metrics(run_of(self.folder))
+
+    def __repr__(self) -> str:
+        layers, router = self.model.skilled_layers(), self.model.router
+        kinds = ", ".join(sorted({type(x.inventory).__name__ for x in layers.values()})) or "none"
+        n_own = sum(part.numel() for x in layers.values() for part in x.inventory.parameters())
+        means = self.scores.get("mean" if len(self.tasks) > 1 else self.tasks[0], {})
+        scored = ", ".join(f"{split} {100 * score:.1f} %" for split, score in means.items())
+        names = ", ".join(self.tasks[:5]) + (", …" if len(self.tasks) > 5 else "")
+        groups = f"{router.n_groups} groups of layers"
+        return f"""run {str(run_of(self.folder)) if self.folder else "(new)"!r}
+  tasks     {len(self.tasks)}: {names}
+  backbone  {self.base} ({type(self.model.backbone).__name__})
+  skills    {router.n_skills} on {len(layers)} layers: {kinds}, {n_own:,} parameters
+  router    {type(router).__name__}, {groups}
+  scores    {scored or "none"}"""
 
     def require(self, **features: str) -> None:
         """Raise a `CheckpointError` if the run lacks a feature; see `require_features`."""
@@ -171,6 +219,11 @@ class Built(Predictor):
                 "only a loaded run can be saved; train it with mttl train, then use mttl.load"
             )
         return self.folder
+
+
+def run_of(folder: Path) -> Path:
+    """Return the run of an inventory folder."""
+    return folder.parent if folder.name == "skills" else folder
 
 
 def _without_bottleneck(skills: Mapping[str, Any]) -> dict[str, Any]:

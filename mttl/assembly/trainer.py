@@ -13,7 +13,7 @@ from mttl.assembly.model import Built
 from mttl.checkpoints.run_callbacks import CheckpointFile, RunLock, SaveBest, SaveLast, SharedSteps
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.checkpoints.task_best import SaveTaskBest
-from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.babyai_schema import BabyAIConfig, Rl
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
 from mttl.config.schema import Trainer as TrainerSection
@@ -121,20 +121,8 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
     if n_rows is None:
         return config
     if n_processes is None:
-        shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
-        settings = section.model_dump(include=shared)
-        if section.strategy == "fsdp2":  # same number of processes
-            settings |= {"strategy": "ddp", "precision": "32-true"}
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        n_processes = _lightning_trainer(**settings, **quiet).world_size
-    own, rest = divmod(n_rows, n_processes)
-    if rest or not own:
-        near = [parts * n_processes for parts in (own, own + 1) if parts]
-        raise ConfigError(
-            f"data.global_batch_size ({n_rows}) must be a multiple of {n_processes}, the number of "
-            "processes (trainer.devices on each of trainer.num_nodes machines); use "
-            f"{' or '.join(map(str, near))}, or other devices"
-        )
+        n_processes = count_processes(section)
+    own = _share("data.global_batch_size", n_rows, n_processes)
     n_parts = math.ceil(own / config.data.batch_size)
     interval = section.val_check_interval
     trainer = {
@@ -147,6 +135,59 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
             "trainer": section.model_copy(update=trainer),
         }
     )
+
+
+def with_shared_slots(rl: Rl, n_processes: int) -> Rl:
+    """Return a section with the environments of each process for ``rl.global_n_slots``.
+
+    Raises:
+        ConfigError: If they cannot be divided equally, or a process has too few.
+    """
+    if rl.global_n_slots is None:
+        return rl
+    own = _share("rl.global_n_slots", rl.global_n_slots, n_processes)
+    rl = rl.model_copy(update={"n_slots": own, "global_n_slots": None})
+    for problem in rl.problems():
+        raise ConfigError(f"rl.global_n_slots gives each process {own} of a level: {problem}")
+    return rl
+
+
+def count_processes(section: TrainerSection) -> int:
+    """Return the number of processes that a section trainer requests.
+
+    Raises:
+        ConfigError: If it requests devices that do not exist.
+    """
+    shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
+    settings = section.model_dump(include=shared)
+    if section.strategy == "fsdp2":  # same number of processes
+        settings |= {"strategy": "ddp", "precision": "32-true"}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return _lightning_trainer(**settings, **quiet).world_size
+
+
+def processes_of(section: TrainerSection) -> tuple[int, str]:
+    """Return the number of processes, and why they cannot run on this machine, if so."""
+    try:
+        return count_processes(section), ""
+    except ConfigError as error:
+        devices = section.devices
+        own = len(devices) if isinstance(devices, list) else devices
+        own = own if isinstance(own, int) and own > 0 else 1
+        return section.num_nodes * own, str(error)
+
+
+def _share(setting: str, total: int, n_processes: int) -> int:
+    """Return the share of each process; raises a `ConfigError` if it is not a whole number."""
+    own, rest = divmod(total, n_processes)
+    if rest or not own:
+        near = [parts * n_processes for parts in (own, own + 1) if parts]
+        raise ConfigError(
+            f"{setting} ({total}) must be a multiple of {n_processes}, the number of "
+            "processes (trainer.devices on each of trainer.num_nodes machines); use "
+            f"{' or '.join(map(str, near))}, or other devices"
+        )
+    return own
 
 
 def _lightning_trainer(**settings: Any) -> Trainer:

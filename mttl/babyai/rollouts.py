@@ -194,9 +194,12 @@ class RolloutLoader:
         return state
 
     def load_state(self, state: dict[str, Any], of_other: bool = False) -> None:
-        """Set the position of the next `iter`; ``of_other`` processes only restore the counts."""
+        """Set the position of the next `iter`.
+
+        For ``of_other`` processes or another number of environments, only the counts are restored.
+        """
         self.log.load_state_dict(state["log"])
-        if of_other:
+        if of_other or np.shape(state.get("begins", self.begins)) != self.begins.shape:
             return
         self.generator.set_state(state["generator"])
         self.shuffling.set_state(state["order"])

@@ -12,7 +12,7 @@ from rich.console import Console
 from envs.interface import SimulationError, check_levels
 from envs.levels import LevelError
 from envs.vector import make_vector_env
-from mttl.assembly.trainer import build_policy_trainer
+from mttl.assembly.trainer import build_policy_trainer, with_shared_slots
 from mttl.babyai.build_policy import build_policies, policy_settings
 from mttl.babyai.demonstration_loader import DemonstrationLoader, read_demonstrations
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
@@ -72,6 +72,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
         every_n_steps=learning.every_n_steps,
         resumed_step=step,
     )
+    with_shared_slots(config.rl, trainer.world_size)
     # Nothing is written before these checks.
     open_loggers(trainer, dotted_settings(text))
     if trainer.is_global_zero:
@@ -119,13 +120,14 @@ def _from_rollouts(config: BabyAIConfig, model: ComposedModel, levels: Sequence[
     @contextmanager
     def open_data(trainer: pl.Trainer) -> Iterator[PolicyData]:
         seed = config.run.seed + trainer.global_rank
+        own = with_shared_slots(rl, trainer.world_size)
         environments = make_vector_env(
             levels,
-            rl.n_slots,
+            own.n_slots,
             seed=config.run.seed,
             backend=rl.backend,
             n_workers=rl.n_workers,
-            first_slot=trainer.global_rank * rl.n_slots,
+            first_slot=trainer.global_rank * own.n_slots,
         )
         how = {"seed": seed, "arithmetic": trainer.precision_plugin.forward_context}
         try:

@@ -93,10 +93,10 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         score = next((score for score in scores if score is not None), None)
         if score is not None:
             logger.warning(
-                "'%s' is missing, so the best weights so far (score %.4f) are lost. The best of "
+                "'%s' is missing, so the best weights so far (score %.1f %%) are lost. The best of "
                 "later validations are kept, or the last ones",
                 folder.best,
-                float(score),
+                100 * float(score),
             )
     return int(state["global_step"])
 

@@ -4,6 +4,7 @@
 FIRST = ("train", "adapt", "predict", "serve", "explore", "compare", "export", "plan", "build")
 COMMANDS = {name: name for name in FIRST}
 MORE = {
+    **{"list": "list_runs", "show": "show"},
     **{name: name for name in ("search", "sparse", "plot", "ablate", "merge", "fisher")},
     **{name: name for name in ("compose", "library", "convert")},
     **{"add-tasks": "add_tasks", "merge-task": "merge_task", "import": "import_peft"},

@@ -82,6 +82,16 @@ def check_training(config: object, *, resume: bool) -> None:
     if config.run.start is not None:
         inventory_folder(config.run.start)
     check_tasks(config)
+    check_model(config)
+
+
+def check_model(config: "Config") -> None:
+    """Raise a `ConfigError` if a pretrained backbone is neither a folder nor can be downloaded."""
+    from mttl.config.load import resolve_folder
+    from mttl.models.model_names import check_model_name
+
+    if config.backbone.kind == "pretrained":
+        check_model_name("backbone.name", str(resolve_folder(config.backbone.name)))
 
 
 def check_tasks(config: "Config") -> None:

@@ -42,9 +42,9 @@ def main(options: argparse.Namespace) -> None:
     config = load_config(options.config, options.override)
     if options.tasks is None:
         check_tasks(config)
-    from mttl.assembly.trainer import with_shared_batches
+    from mttl.assembly.trainer import processes_of, with_shared_batches
 
-    n_processes = options.processes or _n_processes(config)
+    n_processes = options.processes or processes_of(config.trainer)[0]
     config = with_shared_batches(config, n_processes)
     if options.tasks is not None:
         tasks = [f"task {number}" for number in range(options.tasks)]
@@ -56,13 +56,6 @@ def main(options: argparse.Namespace) -> None:
         config = with_factors(config, gym, tasks)
     report = _compare if options.backbones else _show
     report(config, tasks, options, n_processes)
-
-
-def _n_processes(config: "Config") -> int:
-    """Return the number of processes in the section trainer, by default 1."""
-    devices = config.trainer.devices
-    own = len(devices) if isinstance(devices, list) else devices
-    return config.trainer.num_nodes * (own if isinstance(own, int) and own > 0 else 1)
 
 
 def _show(

@@ -25,6 +25,8 @@ def _declare(parser: CommandParser) -> None:
     add("--api-key", metavar="KEY", help="key that requests must contain ($MTTL_API_KEY, or none)")
     help = "allowed origins of browser requests, such as http://localhost:3000, or '*' (none)"
     add("--cors", type=origin, nargs="+", default=[], metavar="ORIGIN", help=help)
+    help = "let clients load adapted tasks below this folder at run time (vLLM's protocol)"
+    add("--load-from", metavar="DIR", help=help)
     add("--most-bytes", **POSITIVE, default=1 << 20, help="maximum bytes of a request (1 MiB)")
     help = "maximum seconds per request (%(default)s)"
     add("--timeout", **dict(POSITIVE, metavar="S"), default=120, help=help)

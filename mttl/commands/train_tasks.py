@@ -1,6 +1,7 @@
 """Train an inventory of skills and a router jointly on many text-to-text tasks."""
 
 import datetime
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytorch_lightning as pl
 from mttl.assembly.build_backbone import build_tokenizer, check_packable
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
+from mttl.assembly.saved_run import Built
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_callbacks import SaveBest
 from mttl.checkpoints.run_folder import (
@@ -51,7 +53,7 @@ from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 
 
-def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
+def dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     """Return the configuration with the date for the chat template, if it shows one."""
     day = config.data.date
     if config.data.template != "chat" or day is not None:
@@ -63,10 +65,22 @@ def _dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
 
 
+def build_module(config: Config, built: Built, metrics: Mapping[str, str]) -> TextToTextModule:
+    """Return the Lightning module of a configuration."""
+    kind = TextToTextModule if config.optim.meta is None else MetaModule
+    if config.optim.separate:
+        kind = SeparateModule
+    return kind(
+        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
+        max_output_length=config.data.max_output_length,
+        loss=config.loss,
+    )
+
+
 def train(config: Config, *, resume: bool = False) -> None:
     """Train, score and save."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    config = _dated(config, folder, resume=resume)
+    config = dated(config, folder, resume=resume)
     text = dump_config(config)
     config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)
@@ -101,14 +115,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         own_steps=own_steps,
     )
     step = step_to_start_from(folder, text, resume=resume)
-    kind = TextToTextModule if config.optim.meta is None else MetaModule
-    if config.optim.separate:
-        kind = SeparateModule
-    module = kind(
-        *(built.model, built.tokenizer, metrics, config.optim, config.generation),
-        max_output_length=config.data.max_output_length,
-        loss=config.loss,
-    )
+    module = build_module(config, built, metrics)
     module.set_options(options, built.form, per_token=config.generation.per_token)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 

@@ -89,7 +89,10 @@ class Rl(Section):
         "divide the {self.n_sequences} sequences of a level's rollout (n_slots × ppo.n_steps / "
         "ppo.recurrence)",
         "backend = envpool and n_workers": "n_workers must be 0 with backend 'envpool'",
-        "n_workers > n_slots": "n_workers ({n_workers}) must not exceed n_slots ({n_slots})",
+        "n_workers > n_slots and not global_n_slots": "n_workers ({n_workers}) must not exceed "
+        "n_slots ({n_slots})",
+        "n_workers > global_n_slots": "n_workers ({n_workers}) must not exceed global_n_slots "
+        "({global_n_slots})",
         "demonstrations and stop_when_solved": "stop_when_solved must be false with demonstrations",
     }
     levels: Annotated[list[str], Field(min_length=1), AfterValidator(once)]
@@ -98,6 +101,9 @@ class Rl(Section):
     """Environment library; `envpool` is faster and needs the extra `envpool`."""
     n_slots: PositiveInt = 8
     """Environments per level and process."""
+    global_n_slots: PositiveInt | None = None
+    """Environments per level over all processes; replaces `n_slots`, which then follows from the
+    number of processes."""
     n_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that step the environments; 0 steps them in the training process."""
     policy: PolicyNetwork = PolicyNetwork()
@@ -121,8 +127,8 @@ class Rl(Section):
 
     @property
     def n_sequences(self) -> int:
-        """Number of sequences in a level's rollout."""
-        return self.n_slots * self.ppo.n_steps // self.ppo.recurrence
+        """Number of sequences in a level's rollout, of one process."""
+        return (self.global_n_slots or self.n_slots) * self.ppo.n_steps // self.ppo.recurrence
 
 
 class _AnyPolicySkills(Section):

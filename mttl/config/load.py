@@ -2,8 +2,9 @@
 
 import csv
 import io
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,12 @@ def load_any_config(
     plugins: Mapping[str, str] | None = IMPORT,
     as_written: bool = False,
     run: str | None = None,
+    origins: Sources | None = None,
 ) -> Section:
-    """Load a configuration of any world, identified by its sections; see `load_config`."""
+    """Load a configuration of any world, identified by its sections; see `load_config`.
+
+    ``origins`` receives the file of each key that is set, or ``-k``.
+    """
     listed = names.split("+") if isinstance(names, str) else list(names)
     listed = [name for name in listed if name] if run is not None else listed
     tree, sources, paths = _join(listed) if listed else ({}, {}, [])
@@ -86,6 +91,12 @@ def load_any_config(
         find_file("")
     for text in overrides:
         tree = _override(tree, text, sources)
+    if origins is not None:
+        origins |= {"run.name": "names of the files", **sources}
+        for name, value in (("data.prefix", "auto"), ("skills.n_skills", "per_column")):
+            section, _, key = name.partition(".")
+            if tree.get(section, {}).get(key) == value:
+                origins[name] += f" ({value})"
     tree = _of_the_gym(tree)
     name = "-".join(path.stem for path in paths)
     tree = {**tree, "run": {"name": name, **tree.get("run", {})}}
@@ -143,6 +154,23 @@ def dump_config(config: Section) -> str:
     sections = config.model_dump(mode="json")
     settings = {name: section for name, section in sections.items() if section is not None}
     return yaml12.dump(settings)
+
+
+def listed_config(config: Section, origins: Sources) -> str:
+    """Return the configuration as YAML, with the source of each value in a comment."""
+    return "\n".join(_listed(yaml12.parse(dump_config(config)), origins, ()))
+
+
+def _listed(tree: Tree, origins: Sources, above: tuple[str, ...]) -> Iterator[str]:
+    for key, value in tree.items():
+        path = (*above, str(key))
+        start = "  " * len(above) + yaml12.dump({key: 0}).strip().removesuffix(" 0")
+        if isinstance(value, dict) and value:
+            yield start
+            yield from _listed(value, origins, path)
+        else:
+            line = f"{start} {json.dumps(value, ensure_ascii=False)}"
+            yield f"{line:<40} # {origins.get('.'.join(path), 'default')}"
 
 
 def _read(path: Path) -> Tree:

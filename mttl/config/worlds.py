@@ -32,6 +32,7 @@ POLICY_COMMANDS = {
 }
 TEXT_COMMANDS = {
     "training": "mttl.commands.train_tasks:train",
+    "dry run": "mttl.commands.dry_run:dry_run",
     "adaptation": "mttl.commands.adapt:adapt_run",
     "search": "mttl.adaptation.search:search_run",
 }

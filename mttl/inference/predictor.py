@@ -4,10 +4,11 @@ Evaluation, adapted models and commands use the same form, so the same input has
 everywhere.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning_fabric.plugins import Precision
@@ -22,6 +23,8 @@ from mttl.inference.task_options import OptionChoice, check_choices, choice_ids
 from mttl.io.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts
+from mttl.routing.task.fixed import GivenRows
+from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
 
@@ -103,9 +106,43 @@ class Predictor:
                 raise TaskError(f"the model has no task '{name}'.{nearest(name, self.tasks)}")
         return torch.tensor([self.tasks.index(name) for name in names], dtype=torch.long)
 
+    def mixture(self, shares: Mapping[str, float]) -> Self:
+        """Return a model whose only task has the mean of several tasks' routing weights.
+
+        The task with the largest share determines the form of inputs and the ranked options.
+        Shares are divided by their sum.
+
+        Raises:
+            TaskError: If a task is unknown, a share is negative or all are 0, or the model has no
+                routing weights of tasks.
+        """
+        total = math.fsum(shares.values()) if shares else 0.0
+        if not (0 < total < math.inf and min(shares.values()) >= 0):
+            raise TaskError(f"shares of tasks ({shares}) must be at least 0, with one above 0")
+        if self.unmixed:
+            raise TaskError(f"{self.unmixed} Name one task")
+        with torch.no_grad():
+            rows = self.model.eval().router.mix(self.task_ids([*shares]).to(self.device))
+        parts = rows.new_tensor([share / total for share in shares.values()])
+        row = torch.einsum("gbhk,b->ghk", rows, parts).unsqueeze(1)
+        first = max(shares, key=lambda task: shares[task])
+        return replace(self, model=self.model.with_router(GivenRows(row)), tasks=(first,))
+
+    @property
+    def unmixed(self) -> str:
+        """Reason why routing weights of tasks cannot be mixed; empty if they can."""
+        layers, reason = self.model.skilled_layers().values(), ""
+        if not self.model.router.n_groups:
+            reason = "The run routes only tokens"
+        elif "prompts" in self.model.router.seen:
+            reason = "The router reads every prompt"
+        elif any(isinstance(layer.inventory, AttendedInventory) for layer in layers):
+            reason = "Tokens attend to the skills"
+        return reason and f"{reason}, so tasks have no routing weights to mix."
+
     def predict(
         self,
-        tasks: str | Sequence[str],
+        tasks: str | Mapping[str, float] | Sequence[str],
         texts: Sequence[str],
         *,
         batch_size: int = 64,
@@ -117,7 +154,8 @@ class Predictor:
         Tasks with ranked options choose among these, unless generation settings are given.
 
         Args:
-            tasks: Task of all texts, or a task for each.
+            tasks: Task of all texts, a task for each, or a `mixture` such as ``{"a": 0.7, "b":
+                0.3}`` for all.
             texts: Inputs without the task prefix.
             batch_size: Texts per batch.
             on_rows: Function called after each batch with its size.
@@ -135,6 +173,10 @@ class Predictor:
         if search.get("num_return_sequences", 1) != 1:
             n = search["num_return_sequences"]
             raise ValueError(f"num_return_sequences ({n}) must be 1: each text has one answer")
+        if isinstance(tasks, Mapping):
+            model = self.mixture(tasks)
+            options = {"batch_size": batch_size, "on_rows": on_rows, **search}
+            return model.predict(model.tasks[0], texts, **options)
         names = self._names(tasks, texts)
         task_ids = self.task_ids(names).to(self.device)
         options = {} if search else self.form.task_options
@@ -172,7 +214,7 @@ class Predictor:
 
     def choose(
         self,
-        tasks: str | Sequence[str],
+        tasks: str | Mapping[str, float] | Sequence[str],
         texts: Sequence[str],
         choices: Sequence[str] | Sequence[Sequence[str]],
         *,
@@ -183,7 +225,7 @@ class Predictor:
         """Choose among given answers by likelihood; see `mttl.inference.task_options`.
 
         Args:
-            tasks: Task of all texts, or a task for each.
+            tasks: Task of all texts, a task for each, or a `mixture` for all.
             texts: Inputs.
             choices: Answers for all texts, or a list for each text.
             per_token: Rank by means instead of sums over an answer's tokens.
@@ -194,6 +236,10 @@ class Predictor:
             TaskError: If a task is unknown, the numbers differ, or a text has less than two
                 different choices after truncation to the answer length of training.
         """
+        if isinstance(tasks, Mapping):
+            model = self.mixture(tasks)
+            options = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
+            return model.choose(model.tasks[0], texts, choices, **options)
         names = self._names(tasks, texts)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
@@ -239,17 +285,22 @@ class Predictor:
         ids = choice_ids(self.encoder, answers, f"{place}: choices", "shorten them")
         return dict(zip(answers, ids, strict=True))
 
-    def pipeline(self, task: str) -> Callable[..., Any]:
-        """Return a function of a text or a list of texts for one task, with options of `predict`.
+    def pipeline(self, task: str | Mapping[str, float]) -> Callable[..., Any]:
+        """Return a function of a text or a list of texts for a task, with options of `predict`.
+
+        Args:
+            task: Task, or a `mixture`.
 
         Raises:
             TaskError: If the task is unknown.
         """
-        self.task_ids([task])
+        model = self.mixture(task) if isinstance(task, Mapping) else self
+        name = task if isinstance(task, str) else model.tasks[0]
+        self.task_ids([name])
 
         def answer(texts: str | Sequence[str], **options: Any) -> str | list[str]:
             several = [texts] if isinstance(texts, str) else texts
-            answers = self.predict(task, several, **options)
+            answers = model.predict(name, several, **options)
             return answers[0] if isinstance(texts, str) else answers
 
         return answer

@@ -30,6 +30,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from mttl.aggregation.packed_weights import hold_still, stored
 from mttl.config.backbone_schema import Quantisation
 from mttl.io.errors import ConfigError, nearest
+from mttl.models.model_names import check_model_name, unreachable
 from mttl.models.quantised import check_quantisation, quantisation_settings, return_freed_memory
 
 logger = logging.getLogger(__name__)
@@ -286,6 +287,7 @@ def is_decoder_only(backbone: nn.Module) -> bool:
 @contextmanager
 def _reached(key: str, name: str) -> Iterator[None]:
     """Raise ConfigError with the setting's name for errors while reading files."""
+    check_model_name(key, name)
     try:
         yield
     except (MemoryError, ConfigError):
@@ -304,11 +306,4 @@ def _unreachable(key: str, name: str, error: Exception) -> str:
         # Only the first line of the message of transformers.
         cause = cause.strip().removesuffix(":").removesuffix(" from one of")
         return f"{key} ('{name}') is a folder that could not be read: {cause}"
-    advice = f"Set its current folder: {key}=DIR, or --backbone DIR for a trained run"
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        where = "is neither a folder nor a valid name of a model on the hub."
-        return f"{key} ('{name}') {where} {advice}"
-    return (
-        f"{key} ('{name}') is not a local folder and could not be loaded from the model hub: "
-        f"{cause} Download it by `hf download {name} --local-dir DIR`. {advice}"
-    )
+    return unreachable(key, name, cause)

@@ -27,9 +27,41 @@ def quiet_imports() -> Iterator[None]:
             logger.removeFilter(is_error)
 
 
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Context manager in which transformers shows no bar for loading; downloads keep theirs."""
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers.utils import logging as bars
+
+    if shown := bars.is_progress_bar_enabled():
+        bars.disable_progress_bar()  # also those of downloads
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
 def is_error(record: logging.LogRecord) -> bool:
     """Return whether a record is an error."""
     return record.levelno >= logging.ERROR
+
+
+class OneLinePerRetry(logging.Filter):
+    """Joins the cause of a failed request to the hub and the message about the next try."""
+
+    cause = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop the cause, which an error repeats after the last try."""
+        text = record.getMessage()
+        if "thrown while requesting" in text:
+            self.cause = text
+            return False
+        if text.startswith("Retrying in"):
+            record.msg, record.args = f"{self.cause}. {text}", None
+        return True
 
 
 def missing_libraries(*names: str) -> list[str]:

@@ -6,8 +6,9 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -15,16 +16,25 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mttl.io.errors import MttlError, nearest
+from mttl.io.errors import MttlError, TaskError, nearest
 from mttl.io.reading import parse_json
 from mttl.serving.generation_request import GenerationRequest, Piece
-from mttl.serving.protocol import ApiError, ChatRequest, CompletionRequest, Reply, parse_request
+from mttl.serving.protocol import (
+    MIXTURE,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Reply,
+    parse_request,
+    shares_of,
+)
 from mttl.serving.request_queue import RequestQueue, ServerMetrics
-from mttl.serving.served_task import ServedTask, chat_question
+from mttl.serving.served_task import ServedTask, conversation
 
 CLIENT_GONE = 499  # status code of proxies
 TRUNCATED = "X-Truncated-Tokens"
 ROUTES = "/v1/completions, /v1/chat/completions, /v1/models, /metrics, /health"
+Value = TypeVar("Value")
 Pieces = asyncio.Queue[tuple[int, Piece] | None]  # None if the client has disconnected
 
 
@@ -71,7 +81,7 @@ class Service:
 
     def __init__(
         self,
-        tasks: Mapping[str, ServedTask],
+        tasks: dict[str, ServedTask],
         queue: RequestQueue,
         *,
         most_bytes: int,
@@ -79,6 +89,7 @@ class Service:
         key: str | None = None,
     ) -> None:
         self.tasks, self.queue, self.most_bytes, self.seconds = tasks, queue, most_bytes, seconds
+        self.mixtures = lru_cache(64)(self._mixture)  # requests for one mixture share batches
         self._key = None if key is None else key.strip()  # key files end with a line break
         self._since = int(time.time())
 
@@ -88,7 +99,8 @@ class Service:
 
     async def model(self, name: str) -> Response:
         """Describe one task."""
-        return JSONResponse(self._model(self.task(name).name))
+        self.task(name)
+        return JSONResponse(self._model(name))
 
     async def health(self) -> Response:
         """Report whether requests are accepted; needs no key."""
@@ -104,8 +116,10 @@ class Service:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
 
     def task(self, name: str) -> ServedTask:
-        """Return the task with a name; raises an `ApiError` if it is unknown."""
+        """Return the task or mixture with a name; raises an `ApiError` if it is unknown."""
         if name not in self.tasks:
+            if name.startswith(MIXTURE):
+                return self.mixtures(name)
             raise ApiError(
                 404,
                 f"there is no model '{name}'.{nearest(name, self.tasks)} Models are tasks: "
@@ -114,6 +128,20 @@ class Service:
                 code="model_not_found",
             )
         return self.tasks[name]
+
+    def _mixture(self, name: str) -> ServedTask:
+        """Return a mixture of tasks of one model."""
+        shares = shares_of(name)
+        parts = [self.task(task) for task in shares]
+        first = parts[0]
+        try:
+            if any(task.predictor is not first.predictor for task in parts):
+                raise TaskError("tasks of different models cannot be mixed")
+            named = zip((task.name for task in parts), shares.values(), strict=True)
+            mixed = first.predictor.mixture(dict(named))
+        except TaskError as error:
+            raise ApiError(400, f"'{name}': {error}", param="model") from error
+        return replace(first, name=mixed.tasks[0], predictor=mixed)
 
     async def check_key(self, request: Request) -> None:
         """Raise an `ApiError` if the key is missing or wrong."""
@@ -133,20 +161,19 @@ class Service:
     ) -> Response:
         """Answer text prompts, or one chat."""
         asked = parse_request(kind, await self.body(request))
-        task = self.task(asked.model)
-        request.state.model = task.name
-        questions = (
-            [chat_question(asked.messages, task.predictor.form, task.name)]
-            if isinstance(asked, ChatRequest)
-            else asked.prompt
-        )
-        prompts, n_lost = await asyncio.to_thread(task.encode, questions)
+        task = await asyncio.to_thread(self.task, asked.model)
+        request.state.model = asked.model if asked.model in self.tasks else MIXTURE
+        if isinstance(asked, ChatRequest):
+            question, prompt_prefix = conversation(asked.messages, task.predictor.form, task.name)
+            prompts, n_lost = await asyncio.to_thread(task.encode, [question], prompt_prefix)
+        else:
+            prompts, n_lost = await asyncio.to_thread(task.encode, asked.prompt)
         pieces, send = arrivals()
         wanted = task.wanted(asked, prompts, send)
         self.queue.put(task.predictor, wanted)
         arriving = self.arriving(request, pieces, wanted)
         reply = Reply(
-            model=task.name,
+            model=asked.model,
             chat=isinstance(asked, ChatRequest),
             scored=asked.n_logprobs is not None,
             n_prompt_tokens=sum(map(len, prompts)),
@@ -162,6 +189,27 @@ class Service:
         async for place, piece in arriving:
             answers[place] = piece
         return JSONResponse(reply.whole(answers), headers=headers)
+
+    async def in_model_thread(self, request: Request, work: Callable[[], Value]) -> Value:
+        """Return what a function returns in the model's thread, between two batches."""
+        found: list[Value | MttlError] = []
+
+        def alone() -> None:
+            try:
+                found.append(work())
+            except MttlError as error:
+                found.append(error)
+
+        pieces, send = arrivals()
+        wanted = GenerationRequest(
+            task_id=0, prompt=(), most_tokens=0, send=partial(send, 0), alone=alone
+        )
+        self.queue.put(next(iter(self.tasks.values())).predictor, [wanted])
+        async for _ in self.arriving(request, pieces, [wanted]):
+            pass
+        if isinstance(found[0], MttlError):
+            raise ApiError(400, str(found[0])) from found[0]
+        return found[0]
 
     async def arriving(
         self, request: Request, pieces: Pieces, wanted: Sequence[GenerationRequest]

@@ -24,13 +24,11 @@ from mttl.inference.predictor import Predictor
 from mttl.io.errors import MttlError
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.task.fixed import GivenRows
-from mttl.serving.application import Service, arrivals
-from mttl.serving.generation_request import GenerationRequest
+from mttl.serving.application import Service
 from mttl.serving.protocol import ApiError, Part, Text, parse_part
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
 from mttl.serving.served_task import ServedTask
-from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
 # The page is self-contained and connects only to this server.
@@ -67,13 +65,9 @@ class LiveModel:
 
     def _unmixed(self, predictor: Predictor) -> str:
         """Return the reason why routing weights cannot be mixed; empty if they can."""
-        model, router = predictor.model, predictor.model.router
-        if not router.n_groups:
-            return "The run routes only tokens, so tasks have no routing weights to mix."
-        if "prompts" in router.seen:
-            return "The router reads every prompt, so tasks have no routing weights to mix."
-        if any(isinstance(x.inventory, AttendedInventory) for x in model.skilled_layers().values()):
-            return "Tokens attend to the skills, so tasks have no routing weights to mix."
+        router = predictor.model.router
+        if predictor.unmixed:
+            return predictor.unmixed
         if (router.n_groups * router.n_heads, router.n_skills) != tuple(self._pairs.shape):
             return "The router's groups or skills differ from those on the page."
         return ""
@@ -152,8 +146,7 @@ class LiveModel:
         predictor = task.predictor
         if id(predictor) not in self._models:
             model = predictor.model
-            given = GivenRows(row[:, None])
-            self._models[id(predictor)] = SkilledModel(model.backbone, given, model.slot)
+            self._models[id(predictor)] = model.with_router(GivenRows(row[:, None]))
         model = self._models[id(predictor)]
         model.router.rows.copy_(row[:, None])  # type: ignore[operator, union-attr]
         return replace(predictor, model=model, tasks=(task.name,))
@@ -221,19 +214,7 @@ def add_page(page: str, model: LiveModel | None, service: Service, application: 
         assert model is not None  # otherwise there is no task
         await asyncio.to_thread(task.encode, [asked.text])  # rejects empty and long inputs
         answer = partial(model.answer, task, asked.text, model.row(asked))
-        found: dict[str, Any] = {}
-        pieces, send = arrivals()
-        wanted = GenerationRequest(
-            task_id=0,
-            prompt=(),
-            most_tokens=0,
-            send=partial(send, 0),
-            alone=lambda: found.update(answer()),
-        )
-        service.queue.put(task.predictor, [wanted])
-        async for _ in service.arriving(request, pieces, [wanted]):
-            pass
-        return JSONResponse(found)
+        return JSONResponse(await service.in_model_thread(request, answer))
 
 
 def serve_page(

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,8 +23,8 @@ from mttl.runtime.command import make_console
 from mttl.runtime.stop_signals import StopRequest, handling
 from mttl.serving.application import TRUNCATED, Service, make_application
 from mttl.serving.request_queue import RequestQueue
+from mttl.serving.runtime_tasks import add_loading
 from mttl.serving.served_task import ServedTask
-from mttl.skills.skilled_model import SkilledModel
 
 KEY_VARIABLE = "MTTL_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -42,6 +42,8 @@ def serve(options: Namespace) -> None:
     key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
         raise ConfigError(f"--api-key and {KEY_VARIABLE} must not be empty; set or remove them")
+    if options.load_from is not None and not Path(options.load_from).is_dir():
+        raise ConfigError(f"--load-from '{options.load_from}' is not a folder")
     with listen(options.host, options.port) as listener:
         models, _ = load_tasks(options.source, options.adapted, options.backbone)
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
@@ -50,12 +52,19 @@ def serve(options: Namespace) -> None:
         queue = RequestQueue(
             batch_size=options.batch_size, wait=options.wait / 1000, most=options.most_waiting
         )
+
+        def add_routes(*application: Any) -> None:
+            allow_origins(options.cors, *application)
+            if options.load_from is not None:
+                places = Path(options.load_from), options.source, options.backbone
+                add_loading(*places, *application)
+
         limits = {"most_bytes": options.most_bytes, "seconds": options.timeout}
         answer_requests(
             listener,
             Service(tasks, queue, **limits, key=key),
             lambda place: [f"serving {len(tasks)} tasks at {place}v1", *warnings],
-            partial(allow_origins, options.cors),
+            add_routes,
         )
 
 
@@ -201,7 +210,7 @@ def _join(group: Mapping[str, Predictor]) -> Predictor:
     router = GivenRows(torch.cat(rows, dim=1))
     return replace(
         first,
-        model=SkilledModel(first.model.backbone, router, first.model.slot),
+        model=first.model.with_router(router),
         tasks=tuple(group),
         form=first.form.model_copy(update={"task_descriptions": descriptions}),
     )

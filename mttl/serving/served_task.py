@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from mttl.data.encode import PromptPrefix
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
+from mttl.io.errors import ConfigError
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
 
@@ -19,16 +21,32 @@ class ServedTask:
     most_tokens: int  # largest ``max_tokens``; the training length is always allowed
     truncate: bool  # truncate long inputs as in training; otherwise they are rejected
 
-    def encode(self, questions: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the ids of inputs, and the number of truncated tokens."""
+    def encode(
+        self, questions: Sequence[str], prompt_prefix: PromptPrefix | None = None
+    ) -> tuple[list[list[int]], int]:
+        """Return the ids of inputs, and the number of truncated tokens.
+
+        A prefix replaces that of the task, for chats with other system texts or earlier turns.
+        """
         empty = [str(place) for place, text in enumerate(questions) if not text.strip()]
         if empty:
             places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
             raise ApiError(400, f"an input is empty ({places}); every input must contain text")
-        form, lost = self.predictor.form, []
+        form, lost, encoder = self.predictor.form, [], self.predictor.encoder
         texts = [form.text(self.name, question) for question in questions]
-        prompt_prefixes = [form.prompt_prefix(self.name)] * len(texts)
-        prompts = self.predictor.encoder.prompts(texts, prompt_prefixes, lost)
+        usual = form.prompt_prefix(self.name)
+        if prompt_prefix not in (None, usual):  # an encoder keeps every conversation
+            tokenizer = self.predictor.tokenizer
+            encoder = form.encoder(tokenizer, decoder_only=self.predictor.decoder_only)
+        try:
+            prompts = encoder.prompts(texts, [prompt_prefix or usual] * len(texts), lost)
+        except ConfigError as error:
+            raise ApiError(
+                400,
+                "the messages do not fit the chat template of the run, or its longest input "
+                f"({form.max_input_length} tokens): {error}",
+                param="messages",
+            ) from error
         if lost and not self.truncate:
             most = form.max_input_length
             raise ApiError(
@@ -106,18 +124,28 @@ class ServedTask:
         ]
 
 
-def chat_question(messages: Sequence[Message], form: PromptForm, task: str) -> str:
-    """Return the task's input from the messages of a chat."""
-    system = form.prompt_prefix(task).system
-    if messages[0].role in ("system", "developer") and messages[0].text.strip() in ("", system):
-        messages = messages[1:]  # empty, or already in the prompt
+def conversation(
+    messages: Sequence[Message], form: PromptForm, task: str
+) -> tuple[str, PromptPrefix]:
+    """Return the task's input, and the text before it, from the messages of a chat."""
+    prompt_prefix, chat = form.prompt_prefix(task), form.template == "chat"
+    if messages[0].role in ("system", "developer"):
+        text = messages[0].text.strip()
+        if text in ("", prompt_prefix.system):  # empty, or already in the prompt
+            messages = messages[1:]
+        elif chat:
+            prompt_prefix, messages = prompt_prefix._replace(system=text), messages[1:]
     roles = [message.role for message in messages]
-    if roles != ["user"]:
+    n_turns = len(messages) // 2 if chat else 0
+    if roles != [*["user", "assistant"] * n_turns, "user"]:
         found = f"the roles are {', '.join(roles)}" if roles else "there is no user message"
-        raise ApiError(
-            400,
-            f"{found}; the task was trained on single inputs, so there must be exactly one message "
-            "with the role user. Put all information into it",
-            param="messages",
+        asked = (
+            "user and assistant must alternate, and the user has the last message"
+            if chat
+            else "the task was trained on single inputs, so there must be exactly one message "
+            "with the role user. Put all information into it"
         )
-    return messages[0].text
+        raise ApiError(400, f"{found}; {asked}", param="messages")
+    texts = [message.text.strip() for message in messages[:-1]]
+    turns = tuple(zip(texts[::2], texts[1::2], strict=True))
+    return messages[-1].text, prompt_prefix._replace(turns=prompt_prefix.turns + turns)

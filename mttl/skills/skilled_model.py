@@ -1,7 +1,8 @@
 """The model: a backbone with skills and a router, called with task ids and inputs."""
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -46,6 +47,12 @@ class SkilledModel(nn.Module):
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
         if lists or any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
+
+    def with_router(self, router: TaskRouter) -> Self:
+        """Return a model with another router of the same sizes; all else is shared."""
+        model = copy.copy(self)
+        model._modules = {**self._modules, "router": router}
+        return model
 
     def skilled_layers(self) -> dict[str, SkilledLayer]:
         """Return the skilled layers by their path in the backbone."""

@@ -54,7 +54,8 @@ class TrainingProgress(ProgressBar):
         score = trainer.callback_metrics.get("val/score")
         if self._enabled and score is not None and not trainer.sanity_checking:
             self.console.print(
-                f"step {trainer.global_step}: mean score {float(score):.3f} on development rows",
+                f"step {trainer.global_step}: mean score {100 * float(score):.1f} % on development "
+                "rows",
                 highlight=False,
             )
 

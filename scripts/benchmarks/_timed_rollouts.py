@@ -98,4 +98,4 @@ def measure(config: BabyAIConfig, n_rollouts: int) -> tuple[Stopwatch, int]:
             environments.step = watch.timed("environments", environments.step)  # type: ignore
             loader.play = watch.timed("playing", loader.play)  # type: ignore[method-assign]
             trainer.fit(learning.module, datamodule=data)
-    return watch, rl.ppo.n_steps * rl.n_slots * len(levels)
+    return watch, rl.ppo.n_steps * (rl.global_n_slots or rl.n_slots) * len(levels)

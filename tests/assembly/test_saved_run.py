@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer
+from transformers.utils import logging as bars
 
 import mttl
 from helpers.cards import ASKED, QUESTIONS, run_card, train_asked
@@ -167,3 +168,41 @@ def test_only_what_was_loaded_is_saved(tmp_path: Path) -> None:
     ):
         built.save_pretrained(tmp_path / "given")
     assert not (tmp_path / "given").exists()
+
+
+def test_a_run_shows_what_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = write_config(
+        tmp_path / "tiny.yaml",
+        write_gym(tmp_path / "gym", samples=(13, 100)),
+        backbone=store_backbone(tmp_path / "base"),
+    )
+    path = train(config, "source", "data.samples=[13,100]").path
+    capfd.readouterr()
+    run = mttl.load(path)
+    assert capfd.readouterr() == ("", "")
+    assert bars.is_progress_bar_enabled()
+    lines = repr(run).splitlines()
+    assert len(lines) == 6
+    wanted = ["source'", "3: copy, ", "base", "3 on ", "Poly", "dev "]
+    for line, shown in zip(lines, wanted, strict=True):
+        assert shown in line
+    table = [line.split(",") for line in (path / "results.csv").read_text().splitlines()[1:]]
+    assert run.scores.keys() == {*run.tasks, "mean"}
+    for task, splits in run.scores.items():
+        for split in ("dev", "test"):
+            found = [float(row[5]) for row in table if row[:2] == [task, split]]
+            assert len(found) == (1 if task == "mean" else 2)  # samples
+            assert splits[split] == pytest.approx(sum(found) / len(found), nan_ok=True)
+    matrix = run.model.router.matrix().detach()
+    for place, (task, weights) in enumerate(run.routing.items()):
+        assert (task, weights.tolist()) == (run.tasks[place], matrix[:, place].tolist())
+    steps, values = run.history["val/score"]
+    assert (steps.tolist(), len(values)) == ([3, 7, 11], 3)
+    run.save_pretrained(tmp_path / "given")
+    given = mttl.load(tmp_path / "given")
+    assert (given.scores, given.history) == (run.scores, {})
+    pairs = mttl.adapt_to(path, PAIRS, task="new", mode="router_only", **SHORT)
+    pairs.save(tmp_path / "new")
+    adapted = mttl.load(tmp_path / "new")
+    assert list(adapted.scores) == list(adapted.routing) == ["new"]
+    assert len(repr(adapted).splitlines()) == 6

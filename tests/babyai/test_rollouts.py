@@ -39,8 +39,8 @@ def policies(n_tasks: int = 2) -> ComposedModel:
     return ComposedModel(base, inventory, PolytroponRouter(1, n_tasks, 1, 3, init_scale=1.0))
 
 
-def loader(model: ComposedModel) -> RolloutLoader:
-    environments = make_vector_env(LEVELS, 4, seed=5)
+def loader(model: ComposedModel, n_slots: int = 4) -> RolloutLoader:
+    environments = make_vector_env(LEVELS, n_slots, seed=5)
     return RolloutLoader(model, environments, EpisodeLog(LEVELS, 5), SETTINGS, seed=1)
 
 
@@ -122,6 +122,17 @@ def test_rollouts_are_played_in_the_precision_they_are_learned_from(
         batch = next(iter(data.train_dataloader()))
     assert used == [dtype]
     assert batch.log_probs.dtype == batch.values.dtype == torch.float32
+
+
+def test_another_number_of_environments_takes_only_the_counts() -> None:
+    """As for a share of `rl.global_n_slots` in a run that continues on more processes."""
+    first = loader(policies())
+    next(iter(first))
+    fewer = loader(policies(), n_slots=1)
+    fewer.load_state(first.state())
+    assert fewer.log.frames.tolist() == first.log.frames.tolist()
+    assert fewer.seen is None
+    assert next(iter(fewer)).inputs[0].shape[0] == 2
 
 
 def test_actions_are_drawn_with_their_probabilities() -> None:

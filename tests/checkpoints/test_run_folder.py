@@ -74,7 +74,7 @@ def test_lost_weights_of_the_best_validation_are_reported(
     interrupted: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
-    assert "best.ckpt' is missing, so the best weights so far (score 0.5000)" in caplog.text
+    assert "best.ckpt' is missing, so the best weights so far (score 50.0 %)" in caplog.text
     interrupted.best.write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"best\.ckpt' is damaged.*Copy it again, or delete"):
         step_to_start_from(interrupted, CONFIG, resume=True)

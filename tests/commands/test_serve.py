@@ -52,13 +52,17 @@ def started(*given: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 
 def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
+    given = ("--most-tokens", "300", "--cors", "http://page/", "--load-from", str(run.parent))
     with (
-        started("--from", str(run), "--most-tokens", "300", "--cors", "http://page/") as one,
+        started("--from", str(run), *given) as one,
         openai.OpenAI(base_url=f"{one[1]}/v1", api_key="x", max_retries=0) as ask,
     ):
         process, address = one
         page = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
         assert httpx.options(f"{address}/v1/completions", headers=page).status_code == 200
+        load = {"lora_name": "mine", "lora_path": run.name}
+        told = httpx.post(f"{address}/v1/load_lora_adapter", json=load, timeout=60)
+        assert "is a run, not an adapted task" in told.text
         parts = ask.completions.create(model="copy", prompt="ab", max_tokens=300, stream=True)
         text = next(parts).choices[0].text
         process.send_signal(signal.SIGTERM)
@@ -106,6 +110,7 @@ def test_what_cannot_be_served_is_told(run, monkeypatch, refused) -> None:
         for given, message in (
             (["--port", "0"], "name a run with --from RUN"),
             (["--from", run, "--api-key", " "], "--api-key and MTTL_API_KEY must not be empty"),
+            (["--from", run, "--load-from", run / "x"], "/x' is not a folder"),
             (["--from", run, "--port", port], f"listen at --host 127.0.0.1 --port {port}"),
             (["--port", "65536"], "and at most 65535"),
             (["--cors", "page:3000"], "' must have the form http://HOST[:PORT], or be *"),

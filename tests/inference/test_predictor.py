@@ -176,6 +176,36 @@ def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
     assert alone.probabilities == pytest.approx(found[1].probabilities, abs=1e-5)
 
 
+SHARES = {"copy": 0.7, "reverse": 0.3}
+
+
+def test_a_mixture_answers_as_the_mixed_row(run: Built) -> None:
+    """Compared with a router whose rows are replaced by hand."""
+    words = ["ab", "c", "abca", "ca"] * 3
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, value in run.model.named_parameters():
+            if "inventory" in name or "router" in name:
+                value.add_(torch.randn(value.shape, generator=generator))
+    alone = [run.predict(task, words) for task in SHARES]
+    rows = run.model.router.matrix().detach()
+    mixed = run.predict(SHARES, words)
+    chosen = run.choose(SHARES, words, ["a", "cab"], per_token=True)
+    assert run.pipeline(SHARES)(words) == mixed
+    assert run.predict({"copy": 7, "reverse": 3}, words) == mixed
+    assert mixed not in alone  # or the shares would have no effect
+    assert run.predict({"copy": 0.4}, words) == alone[0]
+    assert run.predict({"reverse": 2, "copy": 0}, words) == alone[1]
+    row = 0.7 * rows[:, 0] + 0.3 * rows[:, 1]
+    hook = run.model.router.register_forward_hook(lambda _, given, out: row[:, None].expand_as(out))
+    assert run.predict("copy", words) == mixed  # the task with the largest share asks
+    expected = run.choose("copy", words, ["a", "cab"], per_token=True)
+    for own, other in zip(chosen, expected, strict=True):
+        assert own.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+    hook.remove()
+    assert run.predict("copy", words) == alone[0]  # nothing is left behind
+
+
 @pytest.mark.parametrize(
     ("name", "given", "kind", "message"),
     [
@@ -186,6 +216,11 @@ def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
         ("predict", ("copy", ["a", 3]), TypeError, "text 2 (3) must be a text"),
         ("choose", ("copy", ["a"], ["a" * 99 + "b", "a" * 99 + "c"]), TaskError, "text 1: choices"),
         ("choose", ("copy", ["a"], "rang"), TypeError, "must be a list of answers"),
+        ("predict", ({"kopy": 1.0}, ["a"]), TaskError, "Did you mean 'copy'"),
+        ("predict", ({"copy": 0.0}, ["a"]), TaskError, "at least 0, with one above 0"),
+        ("predict", ({"copy": -1.0, "reverse": 3.0}, ["a"]), TaskError, "must be at least 0"),
+        ("predict", ({"copy": float("nan")}, ["a"]), TaskError, "({'copy': nan})"),
+        ("choose", ({}, ["a"], ["yes", "no"]), TaskError, "shares of tasks ({})"),
         ("choose", ("copy", ["a"], ["yes"]), TaskError, "there must be at least two"),
         ("choose", ("copy", ["a"], ["a", "a "]), TaskError, "or repeated ones"),
         ("choose", ("copy", ["a"], ["a", ""]), TaskError, "without empty or"),

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mttl.models.backbone import (
     load_tokenizer,
     scale_initial_weights,
 )
+from mttl.models.model_names import check_model_name
 
 T5: dict[str, Any] = TINY_T5["config"]
 LLAMA: dict[str, Any] = TINY_LLAMA["config"]
@@ -197,3 +199,22 @@ def test_a_path_is_not_looked_for_on_the_hub(
         with pytest.raises(ConfigError, match="is neither a folder nor a valid name of") as caught:
             load(name)
         assert "hf download" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["owner/nowhere", "nowhere"])
+def test_a_missing_model_is_refused_at_once_if_the_hub_cannot_be_reached(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    begun = time.monotonic()
+    with pytest.raises(
+        ConfigError, match=f"'{name}'. is not a local folder .* refused. Download it"
+    ):
+        check_model_name("backbone.name", name)
+    assert time.monotonic() - begun < 5
+    (tmp_path / "cache" / f"models--{name.replace('/', '--')}").mkdir(parents=True)
+    check_model_name("backbone.name", name)  # cached: the hub is not asked

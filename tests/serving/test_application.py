@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 import torch
 
 import mttl
+from helpers.chat_templates import INSTRUCTION, save_tokenizer
+from helpers.gyms import TINY_LLAMA, make_run
 from helpers.serving import serving as serve
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
@@ -74,6 +77,89 @@ def test_answers_are_those_of_the_run(run: Built) -> None:
                 assert reply.choices[0].message.content == answer
         assert [model.id for model in ask.models.list()] == list(run.tasks)
         assert ask.models.retrieve("copy").id == "copy"
+
+
+def test_mixtures_are_models(folders: dict[str, Path]) -> None:
+    run = mttl.load(folders["t5"])
+    with torch.no_grad():
+        for name, value in run.model.named_parameters():
+            if "inventory" in name or "router" in name:
+                value.normal_()
+    shares = {"copy": 0.3, "reverse": 0.7}
+    expected = run.predict(shares, WORDS)
+    assert expected not in [run.predict(task, WORDS) for task in run.tasks]
+    with serve(run) as served, client(served.address) as ask:
+        for model in ("mix:copy=0.3,reverse=0.7", shares):
+            given: dict[str, Any] = {"model": model, "prompt": WORDS}
+            reply = ask.completions.create(**given)
+            assert [choice.text for choice in reply.choices] == expected
+            assert reply.model == "mix:copy=0.3,reverse=0.7"
+        said = ask.chat.completions.create(model=reply.model, messages=chat(WORDS[0]))
+        assert said.choices[0].message.content == expected[0]
+        plain = ask.completions.create(model="copy", prompt=WORDS)
+        assert [choice.text for choice in plain.choices] == run.predict("copy", WORDS)
+        counted = counters(served.address)
+        assert counted['mttl_requests_total{model="mix:",status="200"}'] == 3  # one label for all
+        for model, status, told in (
+            ("mix:copy=1,kopy=1", 404, "no model 'kopy'. Did you mean 'copy'"),
+            ("mix:copy=0", 400, "with one above 0"),
+            ("mix:copy", 400, "must have the form mix:task_a=0.7"),
+        ):
+            with pytest.raises(openai.APIStatusError, match=told) as refused:
+                ask.completions.create(model=model, prompt="a")
+            assert refused.value.status_code == status
+    models = {"copy": run, "reverse": mttl.load(folders["t5"])}
+    with (
+        serve(models) as served,
+        client(served.address) as ask,
+        pytest.raises(openai.BadRequestError, match="different models cannot be mixed"),
+    ):
+        ask.completions.create(model="mix:copy=1,reverse=1", prompt="a")
+
+
+TOLD = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": " ab "},
+    {"role": "assistant", "content": "<extra_id_2>ba"},  # no end of the turn, but its text
+    {"role": "user", "content": "c"},
+]
+
+
+def test_conversations_are_those_of_the_chat_template(tmp_path: Path) -> None:
+    tokenizer = str(save_tokenizer(tmp_path / "tokenizer"))
+    backbone = {**TINY_LLAMA, "tokenizer": tokenizer, "initial_scale": {"*": 8.0}}
+    data = {"template": "chat", "max_input_length": 160, "prefix": "name"}
+    run = mttl.load(make_run(tmp_path, backbone=backbone, data=data))
+    seen: list[list[int]] = []
+
+    def answer(predictor: Any, wanted: Any) -> None:
+        seen.extend(list(row.prompt) for row in wanted)
+        answer_batch(predictor, wanted)
+
+    with serve(run, answer=answer) as served, client(served.address) as ask:
+        for messages in (TOLD, TOLD[1:], TOLD[:2], [*TOLD[:1], *TOLD[1:3] * 2, TOLD[3]]):
+            seen.clear()
+            ask.chat.completions.create(model="copy", messages=messages)  # type: ignore[arg-type]
+            *before, last = [{**one, "content": one["content"].strip()} for one in messages]
+            shown = [*before, {**last, "content": f"[copy] {last['content']}"}]
+            text = run.tokenizer.apply_chat_template(
+                shown, tokenize=False, add_generation_prompt=True
+            )
+            decoded = run.tokenizer.decode(seen[0])
+            assert decoded == text
+            # Special tokens that a client spells are ordinary text.
+            ends = run.tokenizer.convert_tokens_to_ids("<extra_id_2>")
+            assert seen[0].count(ends) == len(messages)
+        with pytest.raises(openai.BadRequestError, match=r"longest input \(160 tokens\)"):
+            ask.chat.completions.create(model="copy", messages=[*TOLD[1:3] * 20, TOLD[3]])  # type: ignore[list-item]
+        encoder = served.service.tasks["copy"].predictor.encoder
+        assert len(encoder._frames) == 1  # conversations are not kept
+    template = INSTRUCTION
+    run.tokenizer.chat_template = template
+    with serve(replace(run), answer=answer) as served, client(served.address) as ask:
+        ask.chat.completions.create(model="copy", messages=TOLD[1:])  # type: ignore[arg-type]
+        with pytest.raises(openai.BadRequestError, match=r"chat template.*no system"):
+            ask.chat.completions.create(model="copy", messages=TOLD)  # type: ignore[arg-type]
 
 
 def test_streams_join_to_the_answer(run: Built) -> None:

@@ -12,8 +12,9 @@ from mttl.serving.protocol import (
     CompletionRequest,
     StreamOptions,
     parse_request,
+    shares_of,
 )
-from mttl.serving.served_task import chat_question
+from mttl.serving.served_task import conversation
 
 USER = {"role": "user", "content": "ab"}
 ASKED = {"model": "copy", "prompt": "ab"}
@@ -93,24 +94,53 @@ def test_all_that_is_not_supported_is_asked_for_in_vain() -> None:
     assert parse_request(ChatRequest, CHAT).n_logprobs is None
 
 
-def test_a_chat_is_a_single_question() -> None:
-    def question(*messages: dict[str, Any], form: PromptForm | None = None) -> str:
-        request = parse_request(ChatRequest, {**CHAT, "messages": list(messages)})
-        return chat_question(request.messages, form or PromptForm(), "task")
+SYSTEM = {"role": "system", "content": " be short "}
+REPLY = {"role": "assistant", "content": " c "}
+CHATS = PromptForm(template="chat", system="be kind")
+KIND, SHORT = "be kind", "be short"
 
-    assert question(USER) == "ab"
+
+@pytest.mark.parametrize(
+    ("form", "messages", "expected"),
+    [
+        (PromptForm(), [USER], ("ab", None, ())),
+        (PromptForm(), [{"role": "system", "content": " "}, USER], ("ab", None, ())),
+        (PromptForm(), [SYSTEM, USER], r"the roles are system, user; .* one message"),
+        (PromptForm(), [USER, REPLY, USER], r"the roles are user, assistant, user; .* one message"),
+        (CHATS, [USER], ("ab", KIND, ())),
+        (CHATS, [SYSTEM, USER], ("ab", SHORT, ())),
+        (CHATS, [{"role": "developer", "content": KIND}, USER], ("ab", KIND, ())),
+        (CHATS, [USER, REPLY, USER], ("ab", KIND, (("ab", "c"),))),
+        (CHATS, [SYSTEM, *[USER, REPLY] * 2, USER], ("ab", SHORT, (("ab", "c"),) * 2)),
+        (CHATS, [SYSTEM], "there is no user message; user and assistant must alternate"),
+        (CHATS, [REPLY], "the roles are assistant; user and assistant must"),
+        (CHATS, [USER, REPLY], "the roles are user, assistant; "),
+        (CHATS, [USER, USER], "the roles are user, user; "),
+        (CHATS, [USER, SYSTEM, USER], "the roles are user, system, user; "),
+    ],
+)
+def test_conversations_follow_the_form(form: PromptForm, messages: Any, expected: Any) -> None:
+    asked = parse_request(ChatRequest, {**CHAT, "messages": messages})
+    if isinstance(expected, str):
+        with pytest.raises(ApiError, match=expected):
+            conversation(asked.messages, form, "task")
+        return
+    question, (prefix, *found) = conversation(asked.messages, form, "task")
+    assert (question, prefix, *found) == (expected[0], "[task] ", *expected[1:])
+
+
+def test_parts_of_a_message_are_joined() -> None:
     parts = [{"type": "text", "text": "a\n"}, {"type": "text", "text": "b"}]
-    assert question({"role": "user", "content": parts}) == "a\nb"
-    assert question({"role": "system", "content": " "}, USER) == "ab"
-    system = {"role": "system", "content": "be short"}
-    with pytest.raises(ApiError, match=r"the roles are system, user; .* one message"):
-        question(system, USER)
-    assert question(system, USER, form=PromptForm(template="chat", system="be short")) == "ab"
-    with pytest.raises(ApiError, match=r"the roles are system, user; .* one message"):
-        question(system, USER, form=PromptForm(template="chat", system="be kind"))
-    with pytest.raises(ApiError, match="user, assistant, user"):
-        question(USER, {"role": "assistant", "content": "b"}, USER)
-    with pytest.raises(ApiError, match=r"there is no user message; .* one message"):
-        question(system, form=PromptForm(template="chat", system="be short"))
-    with pytest.raises(ApiError, match="the roles are assistant; "):
-        question({"role": "assistant", "content": "b"})
+    messages = [{"role": "user", "content": parts}]
+    asked = parse_request(ChatRequest, {**CHAT, "messages": messages})
+    assert conversation(asked.messages, PromptForm(), "task")[0] == "a\nb"
+
+
+def test_mixtures_are_names_or_objects() -> None:
+    shares = {"a": 0.7, "b": 3}
+    request = parse_request(CompletionRequest, {**ASKED, "model": shares})
+    assert request.model == "mix:a=0.7,b=3"
+    assert shares_of(request.model) == shares_of("mix: a=0.7 , b=3e0") == shares
+    for wrong in ("mix:", "mix:a", "mix:a=0.5,a=0.5", "mix:a=x"):
+        with pytest.raises(ApiError, match="must have the form mix:"):
+            shares_of(wrong)

@@ -74,7 +74,7 @@ def test_a_validation_says_what_came_out(monkeypatch: pytest.MonkeyPatch) -> Non
     run.call("on_validation_end")
     run.sanity_checking = True
     run.call("on_validation_end")
-    assert run.lines() == ["step 40: mean score 0.457 on development rows"]
+    assert run.lines() == ["step 40: mean score 45.7 % on development rows"]
 
 
 def test_answers_are_counted_from_the_start_of_each_test(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,11 @@ from envs.demonstrations import load_demonstrations
 from envs.local import LocalVectorEnv
 from helpers.interruption import assert_same_run, interrupted
 from mttl.analysis.routing_record import read_record
+from mttl.assembly.trainer import with_shared_slots
 from mttl.babyai.build_policy import load_policies
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.commands import babyai_record
+from mttl.commands import babyai_record, show
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, load_config
 from mttl.io.errors import ConfigError, TrainingError
 from mttl.runtime.command import INTERRUPTED
@@ -73,6 +75,17 @@ def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
         (1, 2, 3),
     )
     assert record.history is not None
+
+
+def test_a_run_is_shown_with_success_and_steps(whole: RunFolder, capsys) -> None:
+    assert show.main([str(whole.path)]) == 0
+    cells = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    shown = {(row[0].strip(), row[1].strip()): [*map(str.strip, row[2:])] for row in cells}
+    for row in read_csv(whole.results):
+        factor = 100 if row["metric"] == "success" else 1
+        place = ["greedy", "sampled"].index(row["sample"])
+        found = shown[row["task"], row["metric"]][place]
+        assert found == f"{factor * float(row['score']):.1f}"
 
 
 @pytest.mark.parametrize(
@@ -157,10 +170,24 @@ def test_an_environment_that_raises_ends_the_run_clearly(config, monkeypatch) ->
         train(config, "raises")
 
 
+@pytest.mark.parametrize("n_processes", [1, 2, 4, 8])
+def test_the_paper_has_64_environments_on_any_number_of_processes(n_processes: int) -> None:
+    config = load_any_config("babyai_paper.yaml")
+    assert isinstance(config, BabyAIConfig)
+    shared = with_shared_slots(config.rl, n_processes)
+    assert n_processes * shared.n_slots * len(config.rl.levels) == 64
+
+
+def test_environments_of_all_processes_are_those_of_one(config: Path, whole: RunFolder) -> None:
+    other = train(config, "global", "rl.global_n_slots=3", "rl.n_slots=7")
+    assert other.metrics.read_bytes() == whole.metrics.read_bytes()
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_environments_and_continue(config: Path) -> None:
     """Frames of both are counted, one of them speaks, and a stopped run goes on."""
     two = ("trainer.devices=2", "trainer.strategy=ddp", f"run.dir={config.parent / 'runs'}")
+    two += ("rl.global_n_slots=6",)  # three of each process
     process = start(config, "two", *two)
     printed, said = process.communicate(timeout=250)
     assert process.returncode == 0, said
@@ -193,6 +220,14 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["adapt.mode=in_context"], "adapt: mode 'in_context' needs text examples"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
+        (
+            ["rl.global_n_slots=6", "trainer.devices=4", "trainer.strategy=ddp"],
+            r"rl.global_n_slots \(6\) must be a multiple of 4, .* use 4 or 8, or other devices",
+        ),
+        (
+            ["rl.global_n_slots=4", "trainer.devices=2", "rl.ppo.n_minibatches=8"],
+            "gives each process 2 of a level: ppo.n_minibatches .8. must divide the 4 sequences",
+        ),
         (["router.kind=random"], r"with router.consistency \(1.0\): it compares predictions"),
         (
             ["router.kind=score_function"],
