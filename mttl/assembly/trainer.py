@@ -12,6 +12,7 @@ from pytorch_lightning.loggers import Logger
 from mttl.assembly.model import Built
 from mttl.checkpoints.run_callbacks import CheckpointFile, RunLock, SaveBest, SaveLast, SharedSteps
 from mttl.checkpoints.run_folder import RunFolder
+from mttl.checkpoints.task_best import SaveTaskBest
 from mttl.config.babyai_schema import BabyAIConfig, Rl
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
@@ -218,7 +219,10 @@ def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback
             callbacks.append(ExpertSharing())
     if config.data.validation != "none":
         # Directly after a validation, so that its state is saved next.
-        callbacks.append(SaveBest(folder.best))
+        best = SaveBest(folder.best)
+        if config.optim.separate:
+            best = SaveTaskBest(folder.best, built.tasks)
+        callbacks.append(best)
         if (patience := config.trainer.early_stopping) is not None:
             stop = EarlyStopping(
                 "val/score", mode="max", patience=patience, check_on_train_epoch_end=False

@@ -134,6 +134,11 @@ class SaveBest(Checkpoint):
             check_weights(pl_module, trainer.global_step)
             trainer.save_checkpoint(self.checkpoint, weights_only=True)
 
+    def kept(self, step: int) -> str:
+        """Return a sentence on the best weights, those of ``step``."""
+        times = f"{self.n_validations} validation{'s' * (self.n_validations != 1)}"
+        return f"Kept the weights of step {step}, the best of {times} on the development rows."
+
     def state_dict(self) -> dict[str, Any]:
         """Return the best score, and the number of validations."""
         score = None if self.score is None else torch.tensor(self.score)

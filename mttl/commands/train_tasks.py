@@ -53,6 +53,7 @@ from mttl.training.report import (
     write_routing,
     write_token_routing,
 )
+from mttl.training.separate import SeparateModule, separate_steps
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
 
@@ -94,12 +95,14 @@ def _dominance(sampler: str, rows: Dataset, tasks: Sequence[str]) -> str | None:
     share = largest / counts.sum()
     if sampler not in ("proportional", "homogeneous") or share < 0.25 or largest < 3 * others:
         return None
-    return f"{tasks[counts.argmax()]} has {100 * share:.0f} % of all rows; see data.sampler"
+    return f"{tasks[int(counts.argmax())]} has {100 * share:.0f} % of all rows; see data.sampler"
 
 
 def build_module(config: Config, built: Built, metrics: Mapping[str, str]) -> TextToTextModule:
     """Return the Lightning module of a configuration."""
     kind = TextToTextModule if config.optim.meta is None else MetaModule
+    if config.optim.separate:
+        kind = SeparateModule
     return kind(
         *(built.model, built.tokenizer, metrics, config.optim, config.generation),
         max_output_length=config.data.max_output_length,
@@ -120,6 +123,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     gym, tasks = training_tasks(config)
     metrics = {task: gym.metric(task) for task in tasks}
     samples = [(task, config.data.samples) for task in tasks]
+    own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
     options = wanted_options(gym, samples, config.generation.mode)
     for task, *place in product(tasks, config.data.evaluate, config.data.samples):
         rows = gym.rows(task, *place)  # finds malformed files before training
@@ -145,6 +149,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         *(gym, tasks, built.tokenizer, config.data.model_copy(update={"cache_dir": cache})),
         decoder_only=is_decoder_only(built.model.backbone),
         seed=config.run.seed,
+        own_steps=own_steps,
     )
     step = step_to_start_from(folder, text, resume=resume)
     module = build_module(config, built, metrics)
@@ -171,10 +176,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         best = module.load_weights(folder.best)
         if trainer.is_global_zero:
             (saved,) = (one for one in trainer.checkpoint_callbacks if isinstance(one, SaveBest))
-            times = f"{saved.n_validations} validation{'s' * (saved.n_validations != 1)}"
-            console.print(
-                f"Kept the weights of step {best}, the best of {times} on the development rows."
-            )
+            console.print(saved.kept(best), highlight=False, markup=False)
     results, baselines = [], {}
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))

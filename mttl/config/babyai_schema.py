@@ -207,6 +207,7 @@ class BabyAIConfig(Section):
         **{
             clause: f"{clause.split()[0]} is only for text-to-text tasks; remove it"
             for clause in (
+                "optim.separate",
                 *("run.start", "trainer.val_check_interval", "trainer.early_stopping"),
                 "trainer.accumulate_grad_batches > 1",
             )

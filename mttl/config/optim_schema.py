@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from mttl.config.data_schema import TaskName
 from mttl.config.section import Section
 from mttl.plugins.part_settings import Fraction, NonNegative
 
@@ -33,10 +34,20 @@ class Meta(Section):
     }
 
 
+class TaskOptim(Section):
+    """Settings of one task that is trained separately."""
+
+    lr: PositiveFloat | None = None
+    """Learning rate of the task's skill; by default `optim.lr`."""
+    steps: PositiveInt | None = None
+    """Steps of the task, and the length of its schedule; by default all steps of the training."""
+
+
 class _AnyOptim(Section):
     refuses: ClassVar = {
+        "tasks and not separate": "tasks needs separate: true",
         "warmup > 1 and warmup % 1": "warmup ({warmup}) must be below 1 (a fraction) or a whole "
-        "number of steps"
+        "number of steps",
     }
     lr: PositiveFloat = 1e-3
     """Learning rate of the skills."""
@@ -56,6 +67,13 @@ class _AnyOptim(Section):
     """Steps of linear warm-up; below 1: fraction of all steps."""
     label_smoothing: Fraction = 0.0
     """Label smoothing of the training loss."""
+    separate: bool = False
+    """Train the skill of each task as in a run of its own (private router): each step has the same
+    number of rows of every task, the loss is a mean per task, gradients are clipped by task, and
+    each task keeps its best validated step."""
+    tasks: dict[TaskName, TaskOptim] = {}
+    """Learning rate and steps by task, such as `mood: {lr: 1e-3, steps: 200}`; the others have
+    those of the run."""
     meta: Meta | None = None
     """Meta-learning; `trainer.accumulate_grad_batches` sets the number of tasks per step."""
 

@@ -199,7 +199,7 @@ class Search(Section):
         # Seeds and examples define the comparison and cannot be searched.
         allowed = [f"adapt.{name}" for name in Adapt.model_fields.keys() - {"seeds", "examples"}]
         optim = {name for kind in models_in(Optim) for name in kind.model_fields}
-        allowed += [f"optim.{name}" for name in optim - {"kind", "meta"}]
+        allowed += [f"optim.{name}" for name in optim - {"kind", "meta", "separate", "tasks"}]
         for name in self.names:
             if name not in allowed:
                 yield f"'{name}' is not a setting that can be searched.{nearest(name, allowed)}"
@@ -285,6 +285,16 @@ NOT_FUSED = {
 }
 
 
+# Required values of settings if tasks are trained separately.
+SEPARATE = {
+    **{"router.kind != private": "private", "optim.kind = adafactor": "adamw or adam"},
+    **{"data.sampler.kind != proportional": "proportional", "data.packed_length": "null"},
+    **{"data.token_budget": "null", "data.global_batch_size": "null", "optim.meta": "null"},
+    **{"trainer.accumulate_grad_batches > 1": "1", "trainer.strategy = fsdp2": "auto or ddp"},
+    **{"backbone.train": "false", "moe": "null"},
+}
+
+
 class Config(Section):
     """All sections of a run."""
 
@@ -326,6 +336,12 @@ class Config(Section):
             f"aggregation.kind = fusion and {clause}": f"{name} must be {needed} with "
             "aggregation.kind 'fusion'"
             for clause, needed in NOT_FUSED.items()
+            for name in clause.split()[:1]
+        },
+        **{
+            f"optim.separate and {clause}": f"{name} must be {needed} with optim.separate, not "
+            f"{{{name}}}"
+            for clause, needed in SEPARATE.items()
             for name in clause.split()[:1]
         },
         "aggregation.kind = fusion and moe": "aggregation.kind 'fusion' does not work with moe",

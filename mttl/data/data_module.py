@@ -1,7 +1,7 @@
 """Lightning data module: batches of a gym's tasks for training, validation and scoring."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from mttl.data.loader import ResumableLoader
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
 from mttl.data.samplers import TaskBatchSampler, evaluation_batches
+from mttl.data.separate_sampler import SeparateSampler
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.tasks.folder import Gym
 
@@ -45,6 +46,8 @@ class TextToTextDataModule(pl.LightningDataModule):
         n_examples: Maximum training and development rows, chosen by seed and samples so that fewer
             rows are a subset of more; by default all.
         form: Format of rows; by default that of ``data``.
+        own_steps: Steps by task id of tasks that are trained separately (`SeparateSampler`); tasks
+            without an entry train in all steps. By default, rows are mixed as ``data.sampler``.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class TextToTextDataModule(pl.LightningDataModule):
         seed: int = 13,
         n_examples: int | None = None,
         form: PromptForm | None = None,
+        own_steps: Mapping[int, int] | None = None,
     ):
         super().__init__()
         self.gym, self.tasks, self.data = gym, list(tasks), data
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
         self.n_examples, self.form = n_examples, form or PromptForm.of(data)
+        self.own_steps = own_steps
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}
 
@@ -116,7 +121,11 @@ class TextToTextDataModule(pl.LightningDataModule):
         if not self.decoder_only:
             stacks = np.stack([prompts, answers], 1)
         n_parts = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
-        if data.token_budget is None:
+        if self.own_steps is not None:
+            order["lengths"] = prompts + 2 * answers
+            sampler = SeparateSampler(task_ids, steps=self.own_steps, **order)
+            _log.info("every step has %d rows of each task and process", sampler.of_each_task)
+        elif data.token_budget is None:
             # Padding costs on prompt and answer; cross-attention reads the answer again.
             order |= {"lengths": prompts + 2 * answers, "global_batch_size": data.global_batch_size}
             order["n_parts"] = 1 if data.global_batch_size is None else n_parts

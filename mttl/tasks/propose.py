@@ -237,7 +237,8 @@ def _class_names(path: Path) -> dict[str, list[str]]:
     import pyarrow.parquet as pq
 
     if is_saved(path):
-        features: Mapping[str, Any] = datasets.load_from_disk(str(path)).features
+        saved: Any = datasets.load_from_disk(str(path))
+        features: Mapping[str, Any] = saved.features
     else:
         features = datasets.Features.from_arrow_schema(pq.read_schema(path))
     return {key: one.names for key, one in features.items() if hasattr(one, "names")}

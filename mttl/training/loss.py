@@ -73,11 +73,28 @@ def global_mean(
     ``step_tokens`` is this process's mean number of tokens per batch (or of rows, for row losses).
     """
     own = (labels != IGNORED).sum() if step_tokens is None else step_tokens.clone()
-    count = own.to(losses.dtype)
+    return losses.sum() / _per_process(own.to(losses.dtype))
+
+
+def task_means(
+    losses: Float[Tensor, "B L"],
+    labels: Int[Tensor, "B L"],
+    task_ids: Int[Tensor, "B"],
+    n_tasks: int,
+) -> Float[Tensor, "T"]:
+    """Return the mean of every task over its tokens, scaled as `global_mean`; 0 without rows."""
+    # A sum of products is deterministic on a GPU, unlike `index_add`.
+    rows = functional.one_hot(task_ids, n_tasks).to(losses.dtype)
+    counts = (rows * (labels != IGNORED).sum(1, keepdim=True)).sum(0)
+    return (rows * losses.sum(1, keepdim=True)).sum(0) / _per_process(counts)
+
+
+def _per_process(count: Tensor) -> Tensor:
+    """Return the mean of counts over processes, with 1 for 0."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(count)
         count = count / torch.distributed.get_world_size()
-    return losses.sum() / torch.where(count > 0, count, 1)
+    return torch.where(count > 0, count, 1)
 
 
 def example_means(losses: Float[Tensor, "B L"], labels: Int[Tensor, "B L"]) -> Float[Tensor, "B"]:

@@ -10,6 +10,7 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import load_whole
@@ -55,8 +56,11 @@ class ResumableModule(pl.LightningModule):
                 "trainer.max_time does not define the number of steps that the learning-rate "
                 "schedule needs; also set trainer.max_steps or trainer.max_epochs"
             )
-        schedule = build_schedule(self.optim, optimizer, int(n_steps))
+        schedule = self._schedule(optimizer, int(n_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _schedule(self, optimizer: Optimizer, n_steps: int) -> LRScheduler:
+        return build_schedule(self.optim, optimizer, n_steps)
 
     def load_weights(self, checkpoint: Path) -> int:
         """Load only the trained weights of a checkpoint; return its step."""

@@ -49,8 +49,13 @@ def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Op
 
 def build_schedule(optim: Optim, optimizer: Optimizer, total_steps: int) -> LambdaLR:
     """Return the learning-rate schedule of an optimizer over ``total_steps`` steps."""
+    return LambdaLR(optimizer, schedule_factor(optim, total_steps))
+
+
+def schedule_factor(optim: Optim, total_steps: int) -> Callable[[int], float]:
+    """Return the learning-rate factor of ``optim`` as a function of the step."""
     warmup = optim.warmup if optim.warmup >= 1 else exact_fraction(optim.warmup, total_steps)
-    return LambdaLR(optimizer, learning_rate_factor(optim.schedule, int(warmup), total_steps))
+    return learning_rate_factor(optim.schedule, int(warmup), total_steps)
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:

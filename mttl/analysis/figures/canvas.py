@@ -71,8 +71,8 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
         "svg": {"metadata": {"Date": None}},
         "pdf": {"metadata": {"CreationDate": None}},
     }
-    margins = {"savefig.bbox": "tight", "savefig.pad_inches": 2 * GAP}
-    with matplotlib.rc_context({**fonts, **margins}):
+    fonts |= {"savefig.bbox": "tight", "savefig.pad_inches": 2 * GAP}
+    with matplotlib.rc_context(fonts):
         for suffix, settings in formats.items():
             with atomic_path(Path(f"{path}.{suffix}")) as temporary:
                 figure.savefig(temporary, format=suffix, **settings)
