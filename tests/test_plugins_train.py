@@ -182,7 +182,7 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
             "data.metrics={twice: 'own_all:Broken'}",
             r"Broken failed: KeyError: 'score' \(.*own_all\.py, line",
         ),
-        ("data.metrics={twic: EM}", r"data\.metrics: the gym .* has no task 'twic'\. Did you"),
+        ("data.metrics={twic: EM}", r"data\.metrics: the folder .* has no task 'twic'\. Did you"),
         ("trainer.callbacks=[{kind: 'own_all:Count'}]", r"callbacks\.0\.file: is missing"),
         ("router={kind: 'own_all:Odd', kind_of: x}", r"ZeroDivisionError: .*own_all\.py, line"),
         ("router={kind: 'own_all:Odd', kind_of: value}", "^section router: kind_of is odd"),

@@ -131,6 +131,7 @@ NAMES = {
         (["RUN", "--reference", "EMPTY"], "has no results"),
     ],
     "search": [(["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'")],
+    "init": [(["absent"], "'absent' is not a folder; name the folder of the data")],
     "list": [(["absent"], "'absent' is not a folder; name the folder of the runs")],
     "show": [(["EMPTY"], "is not a run, because it has no config.yaml")],
     "add-tasks": [

@@ -50,7 +50,7 @@ class Generation(Section):
         "num_beams above 1",
         "mode = rank and num_beams > 1": "num_beams ({num_beams}) is for generation, which mode "
         "rank does not use; set mode: both or num_beams: 1",
-        "mode = generate and not per_token": "per_token (false) needs mode rank or both",
+        "mode = generate and not per_token": "per_token (false) needs mode auto, rank or both",
     }
     num_beams: PositiveInt = 1
     """Number of beams; 1 is greedy decoding."""

@@ -192,7 +192,10 @@ def test_rates_come_from_adapt_the_optimizer_from_optim_and_others_by_name() -> 
             "unlikelihood and length_normalised need training steps, which",
         ),
         ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) is for generation"),
-        ({"generation.per_token": False}, "per_token (false) needs mode rank or both"),
+        (
+            {"generation.mode": "generate", "generation.per_token": False},
+            "per_token (false) needs mode auto, rank or both",
+        ),
         ({"generation.mode": "both", "trainer.strategy": "fsdp2"}, "with generation.mode (both)"),
         (
             {"trainer.precision": "bf16-true"},

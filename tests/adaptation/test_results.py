@@ -80,7 +80,7 @@ def test_results_of_another_inventory_are_refused(tmp_path: Path) -> None:
     check_folder(tmp_path, SETTINGS, "5678")  # no result yet
     Results(tmp_path).add(result("a", 0.5))
     check_folder(tmp_path, SETTINGS, "5678")
-    with pytest.raises(ConfigError, match=r"another inventory \(5678, now 9\).*--out"):
+    with pytest.raises(ConfigError, match=r"of other skills \(checksum 5678, now 9\).*--out"):
         check_folder(tmp_path, SETTINGS, "9")
     with pytest.raises(ConfigError, match=r"adapt\.lr \(0\.1 before, 0\.2 now\)"):
         check_folder(tmp_path, SETTINGS.replace("0.1", "0.2"), "5678")
@@ -91,7 +91,7 @@ def test_results_of_another_inventory_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [".", "trials/adapt.lr=0.1"])
 def test_results_that_do_not_tell_their_inventory_are_refused(tmp_path: Path, place: str) -> None:
     Results(tmp_path / place).add(result("a", 0.5))
-    unknown = r"another inventory \(unknown, now 1234\).* delete this one"
+    unknown = r"of other skills \(checksum unknown, now 1234\).* delete this one"
     with pytest.raises(ConfigError, match=unknown):
         check_folder(tmp_path, SETTINGS, "1234")
     assert not (tmp_path / "config.yaml").exists()

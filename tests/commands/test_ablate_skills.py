@@ -166,7 +166,7 @@ def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, re
     for section, message in (
         (
             {"skills": NoSkills(kind="none")},
-            "the run has no skills, only experts that tokens choose",
+            "the run has no skills, only experts",
         ),
         (
             {"aggregation": Fusion(kind="fusion", source="x")},

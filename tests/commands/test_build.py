@@ -63,6 +63,9 @@ def test_own_tasks_become_a_gym(mine, capsys):
     assert gym.metric("colours") == "ACC"
     assert gym.description("colours") == "Name a colour."
     columns = {name: TOPIC[name] for name in ("metric", "category", "description")}
+    columns["template"] = (
+        '{"input":"{text}","output":"{label|name}","labels":["red","green","blue"]}'
+    )
     assert read_csv(gym.directory / "TASKS.csv")[0] == {"task": "colours", **columns}
     assert run(*options(mine)) == 0
     assert capsys.readouterr().out.count("existed") == 2

@@ -123,7 +123,7 @@ def test_scales_and_a_layer_at_two_paths_are_refused():
         backbone, lambda i, o: filled(LoRAInventory(i, o, 2)), targets=["first"], slot=slot
     )
     twice = SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)
-    with pytest.raises(CheckpointError, match="'second' has several paths"):
+    with pytest.raises(CheckpointError, match="'second' has several names"):
         mixture_adapter(twice, average_mixing(twice.router))
 
 

@@ -52,7 +52,7 @@ def rows() -> list[dict[str, Any]]:
             "task_id": task_id,
             "sample": 100,
             "input": f"input {row}",
-            "references": ["nothing"],
+            **{"references": ["nothing"], "prefix_length": 0, "columns": ""},
             "input_ids": ids(2 + row),
             "labels": ids(5 - row),
         }
@@ -205,7 +205,10 @@ def test_an_answer_is_what_the_model_says_to_the_row_alone(family: str) -> None:
     model, some = skilled(BACKBONES[family]()), rows()
     batch = EvalCollator(0, DECODER_ONLY[family])(some)
     expected = [
-        Prediction(row["task_id"], 100, row["row"], row["input"], ("nothing",), answer(model, row))
+        Prediction(
+            *(row["task_id"], 100, row["row"], row["input"], ("nothing",), answer(model, row)),
+            source={"input": row["input"], "columns": {}},
+        )
         for row in some
     ]
     assert module(model).predict(batch) == expected

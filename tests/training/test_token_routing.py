@@ -123,6 +123,7 @@ def test_a_mode_trains_its_parts_and_leaves_the_model_as_it_was(mode: Any) -> No
     flags = {name: value.requires_grad for name, value in model.named_parameters()}
     rows = {**padded_batch(), "task_ids": torch.zeros(3, dtype=torch.long), "rows": [0, 1, 2]}
     rows |= {"references": [["x"]] * 3, "inputs": ["x"] * 3, "samples": [0] * 3}
+    rows["sources"] = [{"input": "x", "columns": {}}] * 3
     rows["generation_inputs"] = {key: rows[key] for key in ("input_ids", "attention_mask")}
     with adapted(model, mode):
         module = module_of(model, max_output_length=2)
