@@ -192,8 +192,8 @@ def adapt_to(
         last.to_device()
         if not left_out:
             return last.adapted(last.outcome(job, score_test=False, stay=True))
-        config, estimate = leave_one_out(adaptation, examples, options)
-        last = adaptation(examples, examples, config=config)
+        best, estimate = leave_one_out(adaptation, examples, options)
+        last = adaptation(examples, examples, config=best)
         outcome = last.outcome(job, score_test=False, stay=True)
         result = replace(outcome.result, dev=estimate.score)
         return replace(last.adapted(outcome._replace(result=result)), left_out=estimate)

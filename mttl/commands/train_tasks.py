@@ -125,10 +125,10 @@ def train(config: Config, *, resume: bool = False) -> None:
     samples = [(task, config.data.samples) for task in tasks]
     own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
     options = wanted_options(gym, samples, config.generation.mode)
-    for task, *place in product(tasks, config.data.evaluate, config.data.samples):
-        rows = gym.rows(task, *place)  # finds malformed files before training
+    for task, split, sample in product(tasks, config.data.evaluate, config.data.samples):
+        rows = gym.rows(task, split, sample)  # finds malformed files before training
         if missing := missing_options(options.get(task, ()), rows):
-            _log.warning("%s, %s rows: %s", task, place[0], missing)
+            _log.warning("%s, %s rows: %s", task, split, missing)
     if options and config.generation.mode == "auto":
         with_settings(config, {"generation.mode": "both"})  # rejects what does not work together
     if config.data.packed_length is not None:
