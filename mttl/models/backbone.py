@@ -260,7 +260,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Return a tokenizer; ``"byte"`` is ByT5's, which reads UTF-8 bytes and needs no files.
 
-    Messages name the setting ``key`` if there is no folder or model of this name.
+    Messages name the setting ``key`` if no folder or model has this name.
 
     Raises:
         ConfigError: If the tokenizer cannot be found, reached or read, or has no vocabulary.
