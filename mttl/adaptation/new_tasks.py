@@ -55,6 +55,8 @@ _log = logging.getLogger(__name__)
 Example = tuple[str, str]
 # With fewer examples, none is kept from training.
 LEAVE_ONE_OUT = 8
+# Estimates by leave-one-out up to this score are shown as warnings.
+UNRELIABLE = 0.5
 # By initialisation: the required router, its name, and its file.
 KNOWN_ROWS = {
     "expert_row": ("expert", "Expert", "router/expert.yaml"),
@@ -228,7 +230,8 @@ def leave_one_out(
             init, score, sum(sure) / len(sure) if options else None, len(examples)
         )
     best = max(found, key=lambda init: (rank(found[init].score), found[init].confidence or 0))
-    _log.log(logging.INFO if found[best].score > 0.5 else logging.WARNING, "%s", found[best])
+    level = logging.INFO if found[best].score > UNRELIABLE else logging.WARNING
+    _log.log(level, "%s", found[best])
     return configs[best], found[best]
 
 

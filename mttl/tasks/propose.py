@@ -29,16 +29,16 @@ _SPLITS = {
 }
 _SPLIT = re.compile(rf"(?i)(?:(.*)[._-])?({'|'.join(_SPLITS)})(?:-0+-of-0*1)?")
 # Common names of columns, the most telling first.
-_OUTPUTS = re.findall(
-    r"\w+",
-    "label labels intent sentiment class category target targets answer answers output outputs "
-    "response completion summary translation topic reply replies score rating",
+_OUTPUTS = (
+    *("label", "labels", "intent", "sentiment", "class", "category", "target", "targets"),
+    *("answer", "answers", "output", "outputs", "response", "completion", "summary"),
+    *("translation", "topic", "reply", "replies", "score", "rating"),
 )
-_INPUTS = re.findall(
-    r"\w+",
-    "text texts input inputs instruction question query context passage sentence sentence1 "
-    "sentence2 premise hypothesis message prompt document article body content review comment "
-    "tweet utterance source",
+_INPUTS = (
+    *("text", "texts", "input", "inputs", "instruction", "question", "query", "context"),
+    *("passage", "sentence", "sentence1", "sentence2", "premise", "hypothesis", "message"),
+    *("prompt", "document", "article", "body", "content", "review", "comment", "tweet"),
+    *("utterance", "source"),
 )
 _MOST_VALUES, _MOST_LABELS, _LONGEST_LABEL, _ROWS_EACH = 10_000, 1000, 100, 4
 
@@ -316,9 +316,8 @@ def _size(answer: _Column, n_rows: int, files: Mapping[str, Path]) -> tuple[Any,
         k = max(min(counts), min(16, max(counts)))
         note = f"rows of each label to train, and as many to validate; labels have {min(counts):,}"
         return max(1, int(share * k / 2)), f"{note} to {max(counts):,}"
-    return max(
-        1, int(share * (n_rows - answer.n_empty)) // 2
-    ), "rows to train, and as many to validate"
+    k = int(share * (n_rows - answer.n_empty)) // 2
+    return max(1, k), "rows to train, and as many to validate"
 
 
 def _about(answer: _Column) -> str:

@@ -43,7 +43,7 @@ class BottleneckInventory(Inventory):
         parallel: True: read the block's input; false: read its output (sequential adapter).
         scale: Factor on the change.
         layer_norm: Whether to normalise the adapter's input.
-        mix: What is averaged over the skills: parameters (``"factors"``) or ``"outputs"``.
+        mix: Quantity averaged over the skills: parameters (``"factors"``) or ``"outputs"``.
         stages: Numbers of skills of each stage, which sum to n_skills. A stage reads and changes
             the output of the previous one, as a task's adapter on top of a language's (MAD-X).
 

@@ -38,7 +38,7 @@ class KronAInventory(ProductInventory):
         shape: Sizes (o, i) of the left matrix: divisors of output and input features; by default
             near the square roots.
         scale: Factor on the change.
-        mix: What is averaged over the skills: the two matrices (``"factors"``) or their products.
+        mix: Quantity averaged over the skills: the two matrices (``"factors"``) or their products.
         init: ``"zero"`` draws A and sets B to 0; ``"kaiming"`` draws both.
 
     References:

@@ -44,7 +44,7 @@ class LoRAInventory(ProductInventory):
         rslora: Whether to divide alpha by the square root of the rank (rsLoRA).
         dropout: Probability that an entry of the change's input is dropped in training.
         shared_down: Whether skills of a layer share the factor that reads the input (HydraLoRA).
-        mix: What is averaged over the skills: the two ``"factors"``, their products (``"deltas"``,
+        mix: Quantity averaged over the skills: the two ``"factors"``, their products (``"deltas"``,
             the default for the use ``"composed"``), or the ``"outputs"``.
         init: ``"zero"``: one factor is 0; ``"pissa"``: every skill has the leading singular vectors
             of the layer's weight; ``"orthogonal"``: each has others. None changes the output before
