@@ -214,7 +214,9 @@ def wanted() -> list[Command]:
     found += [command for page in pages for _, made_by in figures(page) for command in made_by]
     found = [one for one in found if one.script != "scripts/studies/run.py"]
     # Those on a reader's own run or files have tests of their own.
-    return list(dict.fromkeys(one for one in found if not re.search(r"\bRUN\b|mine\b", str(one))))
+    return list(
+        dict.fromkeys(one for one in found if not re.search(r"\b(RUN|DATA)\b|mine\b", str(one)))
+    )
 
 
 def test_what_runs_is_what_figures_and_numbers_come_from() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from helpers.new_tasks import train_source
 from helpers.printed import commands, text
 from helpers.raw import write_jsonl
 from mttl.__main__ import main
+from mttl.io import yaml12
 from mttl.models.backbone import build_random
 from mttl.runtime.command import run_command
 
@@ -65,7 +67,7 @@ def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:
     assert capsys.readouterr().out.startswith("['")
 
 
-def test_the_commands_for_custom_files_run(tmp_path: Path, monkeypatch) -> None:
+def test_the_commands_for_custom_files_run(tmp_path: Path, monkeypatch, capsys) -> None:
     """From three small files; `mttl serve` would go on, so that its options alone are read."""
     monkeypatch.chdir(tmp_path)
     (tasks,) = re.findall(r"```yaml\n(.*?)```", text("README.md"), re.DOTALL)
@@ -82,14 +84,26 @@ def test_the_commands_for_custom_files_run(tmp_path: Path, monkeypatch) -> None:
         "train": ["trainer.max_steps=1", *few],
         "adapt": ["adapt.max_steps=1", "adapt.batch_size=8", *few[:1]],
     }
-    ours = [command for command in commands(text("README.md")) if "mine" in f"{command}."]
+    ours = [
+        command for command in commands(text("README.md")) if re.search("mine|DATA", str(command))
+    ]
     names = [Path(command.script).stem for command in ours]
-    assert names == ["train", "adapt", "predict", "serve", "export", "compare"]
+    assert names == ["train", "adapt", "predict", "serve", "export", "compare", "init"]
     for name, command in zip(names, ours, strict=True):
         if name in ("serve", "compare"):
             continue
+        if name == "init":
+            Path("DATA").mkdir()
+            for file in ("reviews.csv", "reviews_test.csv", "urgent.csv", "articles.jsonl"):
+                shutil.copy(file, "DATA")
+            capsys.readouterr()
         words = [name, *command.words, *(["-k"] if name == "adapt" else []), *more.get(name, [])]
         assert run_command(lambda words=words: main(words)) == 0, words
+        if name == "init":
+            proposed = yaml12.parse(capsys.readouterr().out)["tasks"]
+            assert proposed["reviews"]["source"]["test"] == "DATA/reviews_test.csv"
+            assert proposed["urgent"]["output"] == "{label}"
+            assert proposed["articles"]["input"] == "{body}"
     predicted = Path("answers.csv").read_text(encoding="utf-8").splitlines()
     assert len(predicted) == len(moods) + 1
     assert (tmp_path / "adapters" / "mood" / "adapter_config.json").is_file()
