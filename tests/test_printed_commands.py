@@ -194,6 +194,7 @@ def run_small(command: Command) -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "small.json").write_text(json.dumps(PARTITION))
     (tmp_path / "words.tsv").write_text(TABLE)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")  # as in a checkout
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
