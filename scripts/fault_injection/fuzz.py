@@ -2,6 +2,7 @@
 
 python scripts/fault_injection/fuzz.py --cases 10000
 python scripts/fault_injection/fuzz.py --cases 300 --only recipe "PEFT folder"
+python scripts/fault_injection/fuzz.py --cases 10000 --out cases.jsonl
 python scripts/fault_injection/fuzz.py --replay recipe:17
 
 A case copies sound files, changes one of them and calls the function or the command that reads it.
@@ -10,16 +11,19 @@ message), has no effect, or is taken where nothing promises to notice it. It is 
 ends in a traceback or another status, gives a message that cannot be shown, hangs or needs a
 gibibyte: files that people do not write by hand have no messages of their own. It is bad if the
 reader takes other content than checksums promise (silent), or runs a program from the file. The
-status is 1 if any case is bad. Cases are functions of the seed, their area and their number.
+status is 1 if any case is bad. Cases are functions of the seed, their area and their number. With
+--out a stopped command continues: endings are kept in that file, and their cases are not repeated.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,15 +64,19 @@ def main(arguments: list[str] | None = None) -> int:
             console.print(f"{ending.change}: {ending.outcome}\n{ending.detail}", markup=False)
             return int(ending.outcome in BAD)
         begun = time.monotonic()
-        endings: list[Ending] = []
         cases = share(options.cases, options.only or list(AREAS))
-        for ending in run_cases(
-            cases, root, options.seed, n_workers=options.workers, patience=options.patience
-        ):
-            endings.append(ending)
-            if len(endings) % 500 == 0:
-                seconds = time.monotonic() - begun
-                print(f"{len(endings)} of {len(cases)} cases, {seconds:.0f} s", file=sys.stderr)
+        endings = read_endings(options.out)
+        done = {(ending.area, ending.number) for ending in endings}
+        left = [case for case in cases if case not in done]
+        with open(options.out or os.devnull, "a") as out:
+            for ending in run_cases(
+                left, root, options.seed, n_workers=options.workers, patience=options.patience
+            ):
+                endings.append(ending)
+                print(json.dumps(asdict(ending)), file=out, flush=True)
+                if len(endings) % 500 == 0:
+                    seconds = time.monotonic() - begun
+                    print(f"{len(endings)} of {len(cases)} cases, {seconds:.0f} s", file=sys.stderr)
     console.print(table(endings))
     bad = [ending for ending in endings if ending.outcome in BAD]
     shown = [ending for ending in endings if ending.outcome not in GOOD]
@@ -86,6 +94,13 @@ def main(arguments: list[str] | None = None) -> int:
         f"case {slowest:.1f} s"
     )
     return int(bool(bad))
+
+
+def read_endings(path: Path | None) -> list[Ending]:
+    """Return the endings of an earlier call with the same cases and seed."""
+    if path is None or not path.is_file():
+        return []
+    return [Ending(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def share(n_cases: int, names: Sequence[str]) -> list[Case]:
@@ -128,6 +143,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--samples", type=Path, metavar="DIR", help="sound files of an earlier --keep-samples"
     )
     parser.add_argument("--keep-samples", type=Path, metavar="DIR", help="write them and leave")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="keep endings; continue from them")
     parser.add_argument("--scratch", metavar="DIR", help="where files are made (the system's)")
     parser.add_argument(
         "--shown",
