@@ -40,7 +40,7 @@ UNWRITABLE = {
 
 # Libraries whose warnings and errors only are shown.
 CHATTY = ("httpx", "huggingface_hub", "datasets", "fsspec", "filelock", "torch", "urllib3")
-CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning")
+CHATTY += ("pytorch_lightning", "lightning_fabric", "lightning", "fontTools")
 NO_TRITON = "Detected no triton"  # torchao, by the root logger
 # Messages of communication libraries about a lost process.
 _LOST_PROCESS = ("gloo", "Connection closed by peer", "NCCL communicator was aborted")
