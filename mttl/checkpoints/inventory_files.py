@@ -19,7 +19,7 @@ AGAIN = (
     "Copy the whole folder again from its origin, or write it again: repeat the training command "
     "with --resume, or the adaptation with --save"
 )
-_FACTS = {"format_version", "backbone", "libraries", "settings", CHECKSUMS}
+_FACTS = {"backbone", "libraries", "settings"}
 
 
 def inventory_folder(folder: str | Path) -> Path:
@@ -61,12 +61,13 @@ def read_facts(folder: Path) -> dict[str, Any]:
     """Return the content of ``meta.json``, after verifying all checksums."""
     path = folder / "meta.json"
     meta = read_json(path, CheckpointError, dict)
-    if meta.get("format_version") != FORMAT_VERSION or not meta.keys() >= _FACTS:
+    noted, version = meta.get(CHECKSUMS), meta.get("format_version")
+    if version != FORMAT_VERSION or not isinstance(noted, dict) or not meta.keys() >= _FACTS:
         raise CheckpointError(
             f"'{path}' has no facts of format {FORMAT_VERSION}. Use the version of mttl that wrote "
             "it (see libraries in the file), or copy it again"
         )
-    noted, found = meta[CHECKSUMS], checksums(folder, meta)
+    found = checksums(folder, meta)
     for name in sorted(noted.keys() | found.keys()):
         if noted.get(name) != found.get(name):
             known = (folder / name).exists()
