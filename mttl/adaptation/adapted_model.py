@@ -41,7 +41,6 @@ class LeftOut(NamedTuple):
     n: int  # number of examples
 
     def __str__(self) -> str:
-        """Return the estimate as a sentence."""
         sure = "" if self.confidence is None else f", confidence {100 * self.confidence:.0f} %"
         return f"leave-one-out on {self.n} examples: score {100 * self.score:.0f} %{sure}"
 

@@ -31,11 +31,9 @@ def add_tasks(
     """Return an inventory with the tasks of a run and those adapted from it.
 
     If adaptation left the skills unchanged, only the task's routing weights are added. Otherwise
-    the adapted skills are appended to those of the run, for use by the new task only.
-
-    Raises:
-        CheckpointError: If a task already exists, its backbone was trained, its router is of
-            another kind, or its skills cannot be combined with those of the run.
+    the adapted skills are appended to those of the run, for use by the new task only. Raises a
+    `CheckpointError` if a task already exists, its backbone was trained, its router is of another
+    kind, or its skills cannot be combined with those of the run.
     """
     settings = read_found_settings(run)
     rows = router_class(settings.router).rows_of_tasks()
@@ -102,7 +100,6 @@ def _padded(tensors: Tensors, rows: Mapping[str, TaskRows], in_front: int, behin
 def _problems(
     run: SavedInventory, new: SavedInventory, settings: ModelSettings, form: ModelSettings
 ) -> Iterator[str]:
-    """Yield the reasons why a task cannot be added."""
     router, kind = settings.router, router_class(settings.router)
     rows = kind.rows_of_tasks()
     if not rows:

@@ -14,13 +14,13 @@ from lightning_fabric.utilities import move_data_to_device
 from mttl.checkpoints.run_callbacks import ADAPTATION, check_weights, not_finite
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
-from mttl.training.loss import global_mean
 from mttl.training.monitors import routing_weights, write_arrays
 from mttl.training.optim import build_optimizer, build_schedule
 from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 from mttl.training.token_balance import adjust_biases, token_loads, trained_biases
 
 N_RECORDS = 20
+SINGLE = Precision()  # single precision, without scaling
 
 
 class AdaptationHistory:
@@ -69,20 +69,17 @@ def fine_tune(
     n_steps: int,
     eval_every: int,
     gradient_clip_val: float | None = None,
-    precision: Precision | None = None,
+    precision: Precision = SINGLE,
     on_step: Callable[[], object] = lambda: None,
     on_score: Callable[[float], object] = lambda score: None,
 ) -> tuple[int, float, list[Prediction]]:
     """Train the parameters that require gradients; keep the best weights on development rows.
 
-    The initial weights are scored as well, so training never lowers the score. Copies of the best
-    weights, of trained tensors only, are kept in memory. Training batches are repeated. The last
-    step is also scored. ``on_score`` receives every score, including the initial one.
-
-    Returns:
-        The step of the best weights, their score, and their answers on the development rows.
+    Returns the step of these weights, their score and their answers. The initial weights are scored
+    as well, so training never lowers the score. Copies of the best weights, of trained tensors
+    only, are kept in memory. Training batches are repeated. The last step is also scored.
+    ``on_score`` receives every score, including the initial one.
     """
-    precision = precision or Precision()
     best_step, (best, answers) = 0, score_batches(module, development, precision)
     on_score(best)
     trained = [value for value in module.model.parameters() if value.requires_grad]
@@ -101,10 +98,8 @@ def fine_tune(
         module.train()
         batch = move_data_to_device(next(batches), module.device)
         with precision.forward_context():
-            losses, labels, routing = module.training_losses(batch)
-            prior = module.model.router.prior_loss().to(losses.device)
+            loss, routing = module.whole_loss(batch)
         optimizer.zero_grad()
-        loss = global_mean(losses, labels) + prior + sum(routing.losses.values())
         finite &= torch.isfinite(loss.detach())
         precision.backward(loss, module)
         if gradient_clip_val is not None:
@@ -131,15 +126,13 @@ def fine_tune(
 
 
 def score_batches(
-    module: TextToTextModule,
-    batches: Iterable[Mapping[str, Any]],
-    precision: Precision | None = None,
+    module: TextToTextModule, batches: Iterable[Mapping[str, Any]], precision: Precision = SINGLE
 ) -> tuple[float, list[Prediction]]:
     """Return the score of all rows by the module's metric, and the answers."""
     module.eval()
     rows: list[Prediction] = []
     for batch in batches:
-        with (precision or Precision()).forward_context():
+        with precision.forward_context():
             rows += module.predict(move_data_to_device(batch, module.device))
     rows.sort(key=lambda row: row.row)
     (metric,) = module.metric_names
@@ -153,9 +146,7 @@ def rank(score: float) -> float:
 
 @torch.no_grad()
 def best_task(
-    module: TextToTextModule,
-    batches: Iterable[Mapping[str, Any]],
-    precision: Precision | None = None,
+    module: TextToTextModule, batches: Iterable[Mapping[str, Any]], precision: Precision = SINGLE
 ) -> int:
     r"""Return the trained task whose routing weights have the lowest loss on a new task.
 
@@ -173,7 +164,7 @@ def best_task(
 
     def cost(task: int, batch: Mapping[str, Any]) -> float:
         routed = {**batch, "task_ids": torch.full_like(batch["task_ids"], task)}
-        with (precision or Precision()).forward_context():
+        with precision.forward_context():
             of_tokens, *_ = module.nll(routed)
         return of_tokens.sum().item()
 

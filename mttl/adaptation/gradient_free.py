@@ -10,7 +10,7 @@ from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from mttl.adaptation.fine_tune import score_batches
+from mttl.adaptation.fine_tune import SINGLE, score_batches
 from mttl.checkpoints.run_callbacks import not_finite
 from mttl.routing.task.fixed import CoefficientRouter
 from mttl.training.text_to_text import Prediction, TextToTextModule
@@ -26,7 +26,7 @@ def compose(
     development: Iterable[Mapping[str, Any]],
     *,
     n_evaluations: int,
-    precision: Precision | None = None,
+    precision: Precision = SINGLE,
     on_step: Callable[[], object] = lambda: None,
 ) -> tuple[int, float, list[Prediction]]:
     """Search for coefficients with the lowest training loss, shared by all layers.
@@ -35,16 +35,12 @@ def compose(
     mean absolute value. LoraHub's release differs: it uses Nevergrad's NGOpt instead of CMA-ES, and
     divides the summed batch losses by the number of examples, which gives the penalty more weight.
     With the mixing ``"factors"``, the skills' factors are combined as in LoraHub; otherwise their
-    changes are.
-
-    Returns:
-        The number of evaluations, the score of the result, and its answers.
+    changes are. Returns the number of evaluations, the score of the result, and its answers.
 
     References:
         Huang, Liu, Lin, Pang, Du and Lin, *LoraHub: Efficient Cross-Task Generalization via Dynamic
         LoRA Composition*, COLM 2024, arXiv:2307.13269.
     """
-    precision = precision or Precision()
     router = module.model.router
     assert isinstance(router, CoefficientRouter)
     batches = [move_data_to_device(batch, module.device) for batch in training]

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from lightning_fabric.plugins import Precision
-from pydantic import ValidationError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -18,9 +17,7 @@ from mttl.adaptation.fine_tune import AdaptationHistory, best_task, fine_tune, r
 from mttl.adaptation.gradient_free import compose
 from mttl.adaptation.modes import adapted, count_trained, kept_state, row_starts
 from mttl.adaptation.plan import FewShotJob, FewShotResult
-from mttl.config.config_errors import format_errors
 from mttl.config.data_schema import Data
-from mttl.config.load import Tree, with_value
 from mttl.config.schema import Config
 from mttl.config.section import AS_TRAINED
 from mttl.data.data_module import TextToTextDataModule
@@ -54,17 +51,6 @@ def job_config(config: Config, form: Mapping[str, Any]) -> Config:
     sizes = {"eval_batch_size", "max_rows", "max_eval_rows", "dir", "tasks", "partition", "metrics"}
     rows = Data(**data.model_dump(include=sizes), batch_size=adapt.batch_size, **form)
     return config.model_copy(update={"optim": config.optim.model_copy(update=rates), "data": rows})
-
-
-def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a configuration with some settings changed, validated."""
-    tree: Tree = config.model_dump(mode="json")
-    for name, value in values.items():
-        tree = with_value(tree, name, value)
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(format_errors(error, tree, {}, Config)) from None
 
 
 def ranking_mode(config: Config) -> str:

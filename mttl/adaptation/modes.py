@@ -44,18 +44,9 @@ def apply_mode(
 ) -> SkilledModel:
     """Give a trained model a router for new tasks, and freeze what the mode does not train.
 
-    Call it before creating the optimizer. The model is changed in place.
-
-    | mode | router of the new tasks | trained |
-    |---|---|---|
-    | ``zero_shot`` | new rows | nothing |
-    | ``in_context`` | new rows | nothing: examples are added before every input |
-    | ``router_only`` | new rows | the router (MHR-z) |
-    | ``skills_only`` | new rows, fixed | the skills |
-    | ``all`` | new rows | router and skills (Polytropon) |
-    | ``average`` | equal weights | the skills, as one (MHR-μ) |
-    | ``from_scratch`` | fresh rows | router and re-initialised skills: only the backbone is kept |
-    | ``full`` | new rows | everything, backbone included (or its trained parts) |
+    Call it before creating the optimizer. The model is changed in place. `Adapt.mode` describes the
+    modes: ``router_only`` is MHR-z, ``all`` Polytropon, ``average`` MHR-μ; ``from_scratch`` keeps
+    only the backbone.
 
     With equal weights all skills receive the same update, so in ``average`` skills that mix factors
     are trained like a single skill. Token routers count as router and their experts as skills. With
@@ -150,12 +141,10 @@ def adapted_router(
 
 
 def row_starts(known: TaskRouter, adapt: Adapt) -> tuple[RowInit, ...]:
-    """Return the initialisations to try for a new task.
+    """Return the initialisations to try for a new task, as `Adapt.init` describes.
 
-    ``"auto"`` is ``"nearest_task"`` in mode ``"all"`` if there are rows of the new task and the
-    routing weights of trained tasks differ; else ``"mean"``, which scored higher when only routing
-    weights are trained. C-Poly uses the mean too, because its private skills belong to other tasks.
-    ``"best_of_two"`` also tries ``"mean"``.
+    The mean scored higher when only routing weights are trained. C-Poly uses the mean too, because
+    its private skills belong to other tasks.
     """
     if adapt.init == "best_coefficients" and known.task_rows and not _differ(known):
         return ("coefficients",)
@@ -307,10 +296,7 @@ def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
 
 
 def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
-    """Return the tensors that a mode changes, except the task router, which is replaced.
-
-    Token routers may have a bias that is updated without gradients.
-    """
+    """Return the tensors that a mode changes, except the task router, which is replaced."""
     roles, parts = TRAINED_ROLES[mode], parts_by_role(model)
     if "skills" in roles:  # token routers are re-initialised with the skills
         roles = (*roles, "router")

@@ -1,8 +1,4 @@
-"""Adaptation from Python: the functions behind ``import mttl`` and the commands.
-
-References:
-    Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, appendix A.2.
-"""
+"""Adaptation from Python: the functions behind ``import mttl`` and the commands."""
 
 import logging
 import re
@@ -19,7 +15,7 @@ from torch import Tensor
 
 from mttl.adaptation.adapted_model import AdaptedModel, LeftOut
 from mttl.adaptation.fine_tune import rank
-from mttl.adaptation.job import JobRun, Outcome, job_config, ranking_mode, with_settings
+from mttl.adaptation.job import JobRun, Outcome, job_config, ranking_mode
 from mttl.adaptation.modes import row_starts
 from mttl.adaptation.plan import (
     FewShotJob,
@@ -35,7 +31,7 @@ from mttl.assembly.model import Built, load_run
 from mttl.assembly.saved_settings import OF_THE_RUN, ModelSettings
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.saved_inventory import read_inventory
-from mttl.config.load import dump_config, load_config
+from mttl.config.load import dump_config, load_config, with_settings
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.prompt_form import BY_TASK

@@ -40,37 +40,25 @@ class FewShotJob:
     seed: int
 
     def __str__(self) -> str:
-        """Return the job's name for messages."""
         return f"{self.task}, sample {self.sample}, seed {self.seed}"
 
 
 @dataclass(frozen=True, config=STRICT)
 class FewShotResult:
-    """Scores of one job.
-
-    Attributes:
-        dev: Score on the development rows, which selected the weights.
-        test: Score on the test rows; NaN if they were not scored.
-        step: Step of the selected weights; 0 is before training.
-        n_trained: Number of trained parameters.
-        n_empty: Number of empty test answers, or of development answers if the test was not scored.
-        n_answers: Number of answers.
-        begun_as: Trained task whose routing weights were the initial ones, if any.
-        rows: Digest of rows and metric, from `mttl.tasks.folder.Gym.digest`.
-    """
+    """Scores of one job; answers are those to development rows if the test was not scored."""
 
     task: str
     sample: int
     seed: int
     metric: str
-    dev: Score
-    test: Score
-    step: int
-    n_trained: int
-    n_empty: int
+    dev: Score  # on the development rows, which selected the weights
+    test: Score  # on the test rows; NaN if they were not scored
+    step: int  # step of the selected weights; 0 is before training
+    n_trained: int  # number of trained parameters
+    n_empty: int  # number of empty answers
     n_answers: int = 0
-    begun_as: str | None = None
-    rows: str = ""
+    begun_as: str | None = None  # trained task whose routing weights were the initial ones
+    rows: str = ""  # digest of rows and metric, from `mttl.tasks.folder.Gym.digest`
 
     @property
     def job(self) -> FewShotJob:
@@ -89,10 +77,8 @@ def new_tasks(
     """Return the tasks to adapt to.
 
     ``wanted`` is ``"test"`` or ``"dev"`` of the partition, or names, as a sequence or separated by
-    commas. ``seen`` are the training tasks.
-
-    Raises:
-        TaskError: If there is no task, or one is unknown or was trained on.
+    commas. ``seen`` are the training tasks. Raises a `TaskError` if there is no task, or one is
+    unknown or was trained on.
     """
     if isinstance(wanted, str) and wanted in ("test", "dev"):
         names = getattr(partition_of(data, gym), wanted)
@@ -140,27 +126,19 @@ def plan_jobs(
     """Return a job per task, few-shot sample and seed; by default of all samples.
 
     All rows are read once, so that malformed files are found before the first job. Splits that are
-    not scored may be missing.
-
-    Raises:
-        TaskError: If there is no sample, a task has no metric, or a sample is missing, lacks a
-            split, has a malformed row, or has fewer training rows than its k or than requested.
+    not scored may be missing. Raises a `TaskError` if there is no sample, a task has no metric, or
+    a sample is missing, lacks a split, has a malformed row, or has fewer training rows than
+    requested.
     """
     if samples is not None and not samples:
         raise TaskError("samples is empty; give at least one, or None for all")
     jobs = []
     for task in tasks:
-        k = gym.shots(task)
         gym.metric(task)
         for sample in dict.fromkeys(gym.samples(task) if samples is None else samples):
             for split in splits:
                 gym.rows(task, split, sample)
             n_rows = len(gym.rows(task, "train", sample))
-            if k is not None and n_rows < k:
-                raise TaskError(
-                    f"'{gym.file(task, 'train', sample)}' has {n_rows} rows, but k is {k} in its "
-                    "name. Build the task again (mttl build)"
-                )
             if n_examples is not None and n_rows < n_examples:
                 raise TaskError(
                     f"adapt.examples ({n_examples}) must be at most {n_rows}, the training rows in "
@@ -199,10 +177,8 @@ def check_folder(
 ) -> None:
     """Record the settings and inventory of new results; reject a folder with different ones.
 
-    ``shared`` names training settings that adaptation depends on.
-
-    Raises:
-        ConfigError: If existing results have other settings or another inventory.
+    ``shared`` names training settings that adaptation depends on. Raises a `ConfigError` if
+    existing results have other settings or another inventory.
     """
     source = folder / "inventory.sha256"
     if any(path for pattern in RESULTS for path in folder.glob(pattern)):
@@ -224,8 +200,7 @@ def check_rows(
 ) -> None:
     """Reject results whose task files have changed since.
 
-    Raises:
-        ConfigError: If a finished job had other rows or another metric.
+    Raises a `ConfigError` if a finished job had other rows or another metric.
     """
     places = sorted({path.parent for pattern in RESULTS for path in folder.glob(pattern)})
     finished = [result for place in places for result in Results(place).finished.values()]

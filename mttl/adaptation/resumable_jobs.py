@@ -47,10 +47,8 @@ class Diverged:
 class ResumableJobs(Generic[Result]):
     """Results of finished jobs, by job, in a file with one complete line each.
 
-    Files of other writers are only read; without a path, results are only in memory.
-
-    Raises:
-        MttlError: If a line of a file is damaged.
+    Files of other writers are only read; without a path, results are only in memory. Raises a
+    `MttlError` if a line of a file is damaged.
     """
 
     advice = ", or choose another folder with --out"
@@ -67,10 +65,8 @@ class ResumableJobs(Generic[Result]):
     def writing(self) -> Iterator[Self]:
         """Context manager that locks the file against other writers.
 
-        An incomplete last line is dropped, and new lines of other processes are read.
-
-        Raises:
-            MttlError: If another process is writing the file.
+        An incomplete last line is dropped, and new lines of other processes are read. Raises a
+        `MttlError` if another process is writing the file.
         """
         if self._writing or self.path is None:
             yield self
@@ -163,10 +159,8 @@ def keep_settings(
     """Record the settings of results, or reject a change of settings.
 
     The message consists of ``problem``, the changed settings, and ``advice``. Settings whose names
-    begin with one of ``ignore`` may change, except those in ``but``.
-
-    Raises:
-        ConfigError: If the file has other settings.
+    begin with one of ``ignore`` may change, except those in ``but``. Raises a `ConfigError` if the
+    file has other settings.
     """
     before = read_text(path, ConfigError) if path.is_file() else text
     if changed := changed_settings(before, text, ignore, but):

@@ -103,10 +103,8 @@ def average_relative_gain(
     """Return the mean over tasks of ``(m - m_reference) / m_reference``, where m is a mean score.
 
     Tasks whose reference score is near zero dominate it; compare plain means as well. Tasks without
-    a positive reference score are omitted.
-
-    Returns:
-        The gain as a fraction, NaN if no task can be compared; and the number of compared tasks.
+    a positive reference score are omitted. The gain is a fraction, NaN if no task can be compared;
+    the second number counts the compared tasks.
 
     References:
         Ye, Lin and Ren, arXiv:2104.08835, section 5.

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from mttl.adaptation.job import with_settings
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import FewShotJob, FewShotResult, Results, read_samples
 from mttl.adaptation.resumable_jobs import Diverged, keep_settings
@@ -34,7 +33,7 @@ from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.checkpoints.run_callbacks import USELESS
 from mttl.checkpoints.run_folder import PLACE, RunFolder, check_still_there
-from mttl.config.load import Tree, dump_config, with_value
+from mttl.config.load import Tree, dump_config, with_settings, with_value
 from mttl.config.schema import Config, Range, Search
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, DivergedError, MttlError, some

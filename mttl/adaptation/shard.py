@@ -45,9 +45,8 @@ class Shard:
 def start_workers(n_workers: int, shard: Shard, command: Sequence[str]) -> None:
     """Run a command in several processes that share the jobs, one GPU each, and wait.
 
-    Raises:
-        MttlError: If a process failed; finished jobs are kept. Failed jobs, such as diverged ones,
-            are left to the caller.
+    Raises an `MttlError` if a process failed; finished jobs are kept. Failed jobs, such as diverged
+    ones, are left to the caller.
     """
     threads = str(max(1, (os.cpu_count() or 1) // n_workers))
     parts = [shard.part(number, n_workers) for number in range(1, n_workers + 1)]

@@ -82,11 +82,9 @@ def _checked(made: TaskRouter, kind: str, sizes: tuple[int, ...]) -> TaskRouter:
 def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[Tensor, "T K"]:
     """Return the rows of an expert matrix for some tasks; the file may have more.
 
-    The CSV file has a header of ``task`` and the skills' names, and a row per task.
-
-    Raises:
-        ConfigError: If the file is missing or malformed, or has another number of skills, or a task
-            has no row or only zeros.
+    The CSV file has a header of ``task`` and the skills' names, and a row per task. Raises a
+    `ConfigError` if the file is missing or malformed, or has another number of skills, or a task
+    has no row or only zeros.
     """
     path = find_file(name, setting="router.matrix")
     rows: dict[str, list[float]] = {}
@@ -97,16 +95,15 @@ def read_expert_matrix(name: str, tasks: Sequence[str], n_skills: int) -> Float[
         place = f"'{path}': a weight of '{task}'"
         rows[task] = [to_number(cell, place, ConfigError) for cell in row.values()]
     for task in tasks:
-        problem = ""
         if task not in rows:
-            problem = (
-                f" has no row for the task '{task}'.{nearest(task, rows)} Set data.expert_matrix "
-                "to the matrix of your tasks"
+            raise ConfigError(
+                f"'{path}' has no row for the task '{task}'.{nearest(task, rows)} Set "
+                "data.expert_matrix to the matrix of your tasks"
             )
-        elif not all(weight >= 0 for weight in rows[task]) or not any(rows[task]):
-            problem = f": the weights of '{task}' must be at least 0, and one above 0"
-        if problem:
-            raise ConfigError(f"'{path}'{problem}")
+        if not all(weight >= 0 for weight in rows[task]) or not any(rows[task]):
+            raise ConfigError(
+                f"'{path}': the weights of '{task}' must be at least 0, and one above 0"
+            )
     if (n_columns := max(map(len, rows.values()), default=0)) != n_skills:
         raise ConfigError(
             f"'{name}' has columns for {n_columns} skills, but skills.n_skills is "
@@ -129,10 +126,8 @@ def factor_rows(
 ) -> Float[Tensor, "T F"]:
     """Return a matrix of 1 and 0 that shows which tasks have which factors.
 
-    ``known`` defines the factors and their order; by default it is ``table``.
-
-    Raises:
-        ConfigError: If a task is not in the table, or has an unknown factor.
+    ``known`` defines the factors and their order; by default it is ``table``. Raises a
+    `ConfigError` if a task is not in the table, or has an unknown factor.
     """
     names = list(dict.fromkeys(name for own in (known or table).values() for name in own))
     rows = torch.zeros(len(tasks), len(names))

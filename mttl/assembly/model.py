@@ -50,11 +50,9 @@ FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
 def build_model(config: Config, tasks: Sequence[str]) -> Built:
     """Build the backbone, skills and router for some tasks, in training mode.
 
-    The dropout of a frozen backbone is active, as in fine-tuning.
-
-    Raises:
-        ConfigError: If a part cannot be built, or nothing is trained.
-        CheckpointError: If the skills of an earlier run cannot be loaded, or do not fit.
+    The dropout of a frozen backbone is active, as in fine-tuning. Raises a `ConfigError` if a part
+    cannot be built or nothing is trained, and a `CheckpointError` if the skills of an earlier run
+    cannot be loaded or do not fit.
     """
     if problems := missing_features(config, {"trains": "training"}):
         raise ConfigError("\n".join(problems))
@@ -70,10 +68,8 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
 def load_source(model: SkilledModel, config: Config) -> None:
     """Load skills and backbone of the run that a configuration starts from, if any.
 
-    Raises:
-        CheckpointError: If the run does not exist, or its sections backbone and skills (for fusion
-            also ``data.prefix``) differ from the configuration's; the message lists the
-            differences.
+    The `CheckpointError` lists the differences if the run's sections backbone and skills (for
+    fusion also ``data.prefix``) differ from the configuration's.
     """
     fusion = config.aggregation if isinstance(config.aggregation, Fusion) else None
     name, source = "run.start", config.run.start

@@ -1,12 +1,7 @@
 """A trained run as a self-contained folder, local or on the model hub.
 
-| path | content |
-|---|---|
-| ``README.md`` | model card: tasks, scores, example code |
-| ``skills/`` | complete inventory, also for an adapted task |
-| ``backbone/`` | backbone, if it is a local folder |
-| tokenizer files | tokenizer of the run |
-| ``config.yaml``, ``results.csv`` | copies from the run, if present |
+It has a model card, the complete inventory (also for an adapted task), the tokenizer, the backbone
+if it is a local folder, and copies of ``config.yaml`` and ``results.csv`` if present.
 """
 
 import copy

@@ -113,11 +113,8 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
     """Return a configuration with the rows of each process for ``data.global_batch_size``.
 
     It sets the batch size, the batches per optimizer step, and the validation interval in batches.
-    The default number of processes comes from the section trainer.
-
-    Raises:
-        ConfigError: If the rows cannot be divided equally, or the section trainer requests devices
-            that do not exist.
+    The default number of processes comes from the section trainer. Raises a `ConfigError` if the
+    rows cannot be divided equally, or the section trainer requests devices that do not exist.
     """
     n_rows, section = config.data.global_batch_size, config.trainer
     if n_rows is None:
@@ -142,8 +139,7 @@ def with_shared_batches(config: Config, n_processes: int | None = None) -> Confi
 def with_shared_slots(rl: Rl, n_processes: int) -> Rl:
     """Return a section with the environments of each process for ``rl.global_n_slots``.
 
-    Raises:
-        ConfigError: If they cannot be divided equally, or a process has too few.
+    Raises a `ConfigError` if they cannot be divided equally, or a process has too few.
     """
     if rl.global_n_slots is None:
         return rl
@@ -157,8 +153,7 @@ def with_shared_slots(rl: Rl, n_processes: int) -> Rl:
 def count_processes(section: TrainerSection) -> int:
     """Return the number of processes that a section trainer requests.
 
-    Raises:
-        ConfigError: If it requests devices that do not exist.
+    Raises a `ConfigError` if it requests devices that do not exist.
     """
     shared = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
     settings = section.model_dump(include=shared)

@@ -1,13 +1,13 @@
 """Run folders on the Hugging Face model hub."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, raised_as
 from mttl.io.reading import reason
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -30,9 +30,9 @@ def download(
             f"the folder '{name}' does not exist; the name of {what} on the hub has the form "
             "OWNER/NAME"
         )
-    files = None if only is None else list(only)
+    only = only and list(only)
     try:
-        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=files))
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=only))
     except Exception as error:  # the client's errors have no common base
         raise ConfigError(
             f"the folder '{name}' does not exist, and loading it from the model hub failed: "
@@ -54,12 +54,7 @@ def upload(folder: Path, name: str, *, token: str | None, message: str) -> str:
         return str(done.commit_url)
 
 
-@contextmanager
-def _refused(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(
-            f"'{name}' could not be written to the model hub: {reason(error)} Log in with a token "
-            "with write access (`hf auth login`, or token=...)"
-        ) from error
+def _refused(name: str) -> AbstractContextManager[None]:
+    place = f"'{name}' could not be written to the model hub"
+    login = "Log in with a token with write access (`hf auth login`, or token=...)"
+    return raised_as(ConfigError, place, Exception, text=lambda error: f"{reason(error)} {login}")

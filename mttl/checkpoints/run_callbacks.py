@@ -93,13 +93,11 @@ class RunLock(Callback):
                 "process; run.dir must be a folder shared by all machines"
             )
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **named: Any) -> None:
         """Release the lock."""
         self._held.close()
 
-    def on_exception(self, *_: Any) -> None:
-        """Release the lock."""
-        self._held.close()
+    on_exception = teardown
 
 
 def _seen(path: Path) -> str | None:
@@ -125,8 +123,6 @@ class SaveBest(Checkpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if this validation is the best so far."""
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
-            return
         score = float(trainer.callback_metrics["val/score"])
         self.n_validations += 1
         if self.score is None or score > self.score:
@@ -207,8 +203,7 @@ class SaveLast(Checkpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save after a validation, unless gradients are pending."""
-        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if fitting and not self.accumulating:
+        if not self.accumulating:
             self.save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -57,9 +57,8 @@ def check_place(folder: RunFolder, *, resume: bool) -> None:
 def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> int:
     """Return the step to continue from: 0 for a new run or one without a saved state.
 
-    Raises:
-        ConfigError: As for `check_place`, or if settings outside of ``trainer`` have changed.
-        CheckpointError: If a file of the interrupted run is missing or damaged.
+    Raises a `ConfigError` as for `check_place`, or if settings outside of ``trainer`` have changed,
+    and a `CheckpointError` if a file of the interrupted run is missing or damaged.
     """
     from lightning_fabric.utilities.rank_zero import rank_zero_only
 

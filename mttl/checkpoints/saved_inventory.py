@@ -1,18 +1,8 @@
-"""Trained inventory on disk.
+"""Trained inventory on disk; `docs/reference/run_folder.md` lists the files of ``skills/``.
 
-A ``skills/`` folder contains:
-
-| file | content |
-|---|---|
-| ``skills.safetensors`` | skills of all layers, ``<path of the layer>.<parameter>`` |
-| ``router.safetensors`` | parameters and buffers of the router |
-| ``backbone.safetensors`` | parameters of the backbone, only if it was trained |
-| ``tasks.json`` | task names in the order of their ids |
-| ``meta.json`` | format version, the backbone's fingerprint, libraries, settings, checksums |
-
-Mixture-of-experts layers have ``<path>.experts.<parameter>`` and, for a shared expert,
-``<path>.shared.<parameter>`` among the skills, and ``tokens.<path>.<parameter>`` in the router's
-file.
+Skills are named ``<path of the layer>.<parameter>``. Mixture-of-experts layers have
+``<path>.experts.<parameter>`` and, for a shared expert, ``<path>.shared.<parameter>`` among the
+skills, and ``tokens.<path>.<parameter>`` in the router's file.
 
 The folder of an adapted task has only the differences from its source inventory, with the path and
 digest of the source in ``meta.json``; it is read as a complete inventory.
@@ -48,10 +38,11 @@ from mttl.checkpoints.model_tensors import (
     router_tensors,
     skill_tensors,
 )
-from mttl.checkpoints.whole_tensors import for_first, is_first
+from mttl.checkpoints.whole_tensors import for_first
 from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import new_folder
 from mttl.io.safetensors_file import read_tensors, write_tensors
+from mttl.runtime.processes import rank
 from mttl.runtime.version import VERSION
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
@@ -118,7 +109,7 @@ def save_inventory(
     skills, router, backbone = (
         {name: for_first(tensor) for name, tensor in part.items()} for part in tensors
     )
-    if is_first():
+    if rank() == 0:
         parts = skills, router, backbone if backbone_trained else None
         write_inventory(SavedInventory(Path(folder), facts, tuple(tasks), *parts))
 
@@ -195,10 +186,8 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
     """Return the inventory in a ``skills/`` folder or a run folder.
 
     An adapted task is combined with its source inventory, which is in ``source`` if it was moved.
-
-    Raises:
-        CheckpointError: If a file is missing, damaged or of another version, or the source of an
-            adapted task is missing or has changed.
+    Raises a `CheckpointError` if a file is missing, damaged or of another version, or the source of
+    an adapted task is missing or has changed.
     """
     folder = inventory_folder(folder)
     meta = read_facts(folder)
@@ -223,7 +212,6 @@ def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict
 def _read_source(
     folder: Path, origin: Mapping[str, str], given: str | Path | None
 ) -> SavedInventory:
-    """Return the inventory that a task was adapted from."""
     places = [folder / origin["relative"], Path(origin["path"])] if given is None else [Path(given)]
     skills = find_inventory(*places)
     if skills is None:
@@ -244,9 +232,8 @@ def _read_source(
 def load_into(model: Model, saved: SavedInventory) -> None:
     """Copy a saved inventory into a model built with the same settings.
 
-    Raises:
-        CheckpointError: If the backbone differs, or tensors are missing, unexpected or of other
-            shapes; the message lists them. Nothing is copied in this case.
+    If the backbone differs, or tensors are missing, unexpected or of other shapes, nothing is
+    copied, and the `CheckpointError` lists them.
     """
     _load(model, saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
 

@@ -26,8 +26,6 @@ class SaveTaskBest(SaveBest):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the slices of the tasks whose score is their best so far."""
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
-            return
         self.n_validations += 1
         names = [f"val/{task}/score" for task in self.tasks]
         found = [float(trainer.callback_metrics.get(name, torch.inf)) for name in names]

@@ -13,17 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from mttl.runtime.processes import rank
+
 Value = TypeVar("Value")
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether a model's tensors are sharded over processes."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
-def is_first() -> bool:
-    """Return whether this is the process that writes files."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 def of_first(value: Value) -> Value:
@@ -46,7 +43,7 @@ def for_first(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     value = tensor.full_tensor()
-    return value.cpu() if is_first() else value.new_empty(0, device="cpu")
+    return value.cpu() if rank() == 0 else value.new_empty(0, device="cpu")
 
 
 def spread_like(value: Any, target: Tensor) -> Any:

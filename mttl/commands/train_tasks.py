@@ -10,7 +10,6 @@ import numpy as np
 import pytorch_lightning as pl
 from datasets import Dataset
 
-from mttl.adaptation.job import with_settings
 from mttl.assembly.build_backbone import architecture, build_tokenizer, check_packable
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
@@ -24,7 +23,7 @@ from mttl.checkpoints.run_folder import (
     step_to_start_from,
 )
 from mttl.checkpoints.whole_tensors import is_sharded
-from mttl.config.load import dump_config
+from mttl.config.load import dump_config, with_settings
 from mttl.config.schema import Config
 from mttl.config.skills_schema import kinds_of
 from mttl.data.chosen_tasks import cache_folder, training_tasks

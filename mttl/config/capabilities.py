@@ -17,10 +17,8 @@ from mttl.plugins.describe import notes_of
 def missing_features(config: Section, asked: Mapping[str, str] | None = None) -> list[str]:
     """Return one sentence per section that does not support a required feature.
 
-    Args:
-        config: Settings of a run, or of its model.
-        asked: Features with the name of what requires them, such as ``{"merges": "merge-task"}``;
-            by default the features that the sections require of each other.
+    ``asked`` are features with the name of what requires them (``{"merges": "merge-task"}``); by
+    default those that the sections require of each other.
     """
     parts = list(_parts(config))
     if asked is None:

@@ -1,6 +1,6 @@
 """Section `data`: the tasks, their files and batches."""
 
-import datetime
+from datetime import date
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
@@ -29,10 +29,7 @@ Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
 
 
-def _day(text: str) -> str:
-    return datetime.date.fromisoformat(text).isoformat()
-
-
+Day = Annotated[str, AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
 # YAML parses a task name such as 123 as an integer.
 TaskName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
@@ -132,7 +129,7 @@ class Data(Section):
     answer as the assistant's message (decoder-only backbones)."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """System text of every chat; the task's description is appended."""
-    date: Annotated[str, AfterValidator(_day)] | None = None
+    date: Day | None = None
     """Date for chat templates that show one, as YYYY-MM-DD; by default the day on which training
     starts. It is recorded in the run."""
     metrics: dict[TaskName, Annotated[str, AfterValidator(plugin_name(METRICS))]] = {}

@@ -284,6 +284,17 @@ def with_value(
     return merge(tree, value, source, {} if sources is None else sources)
 
 
+def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a configuration with settings changed by dotted name, validated."""
+    tree = config.model_dump(mode="json")
+    for name, value in values.items():
+        tree = with_value(tree, name, value)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(format_errors(error, tree, {}, Config)) from None
+
+
 def _override(tree: Tree, text: str, sources: Sources) -> Tree:
     key, equals, value = text.partition("=")
     if not equals or "." not in key or not all(key.split(".")):

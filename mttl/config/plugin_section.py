@@ -190,7 +190,6 @@ class _Described(BaseModel):
 
 
 def _decode(data: Mapping[str, Any]) -> Any:
-    """Return the annotation described by an entry of a signature file."""
     match data:
         case {"one_of": words}:
             return Literal[tuple(words)]

@@ -23,15 +23,10 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a section.
+    """One setting of a section, in words.
 
-    Attributes:
-        path: Dotted name, such as ``data.sampler.kind``.
-        type: Allowed values in words.
-        default: Default in words.
-        sentence: Description.
-        kinds: Description of each kind, if the setting is a kind.
-        only: Kinds with this setting, if not all have it; one entry per enclosing section.
+    ``kinds`` describes each kind, if the setting is a kind; ``only`` are the kinds with this
+    setting, if not all have it, with one entry per enclosing section.
     """
 
     path: str
@@ -51,8 +46,7 @@ class Setting:
 def reference(section: str | None = None) -> str:
     """Return the settings of all worlds, or of one section, as Markdown.
 
-    Raises:
-        ConfigError: If no configuration has such a section.
+    Raises a `ConfigError` if no configuration has such a section.
     """
     known = {name for world in WORLDS for name in world.schema.model_fields}
     if section is not None and section not in known:
@@ -126,7 +120,6 @@ def _default(inner: FieldInfo) -> str:
 
 
 def _words(annotation: Any, metadata: Any = ()) -> str:
-    """Return a type in words."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(inside[0], inside[1:])

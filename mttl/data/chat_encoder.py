@@ -32,14 +32,9 @@ _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.t
 class ChatEncoder(TextEncoder):
     """Encodes inputs and answers for a decoder-only model with a chat template.
 
-    Lengths and truncation are as in `TextEncoder`; the template's text is never cut.
-
-    Args:
-        system: System text, if all chats have one; some templates require it.
-        date: Date shown by templates, as YYYY-MM-DD; by default today.
-
-    Raises:
-        ConfigError: If there is no chat template, or it cannot be used.
+    Lengths and truncation are as in `TextEncoder`; the template's text is never cut. ``system`` is
+    the text that all chats have, if any; ``date`` is shown by templates, by default today. Raises a
+    `ConfigError` if there is no chat template, or it cannot be used.
     """
 
     def __init__(
@@ -156,16 +151,15 @@ class ChatEncoder(TextEncoder):
     def frame(self, system: str | None = None, turns: Turns = ()) -> Frame:
         """Return the text around inputs with a given system text and earlier turns.
 
-        Raises:
-            ConfigError: If the template rejects or changes the texts, or does not render a
-                conversation as its beginning followed by the rest.
+        Raises a `ConfigError` if the template rejects or changes the texts, or does not render a
+        conversation as its beginning followed by the rest.
         """
         if (system, turns) not in self._frames:
             frame = self._rendered(system, turns)
             head = frame.head  # with placeholders for the texts
             if system is not None or turns:
-                words = tuple((_asked_in(turn), _answered_in(turn)) for turn in range(len(turns)))
-                marked = self._rendered(None if system is None else _SYSTEM, words)
+                places = tuple(map(_places_in, range(len(turns))))
+                marked = self._rendered(None if system is None else _SYSTEM, places)
                 if frame == marked._replace(head=_filled(marked.head, system, turns)):
                     head = marked.head
             self._frames[system, turns] = frame, head
@@ -208,20 +202,16 @@ class ChatEncoder(TextEncoder):
         return Frame(head, tail, lead, end)
 
 
-def _asked_in(turn: int) -> str:
-    return f"QuestionOfTurn{turn}End"
-
-
-def _answered_in(turn: int) -> str:
-    return f"AnswerOfTurn{turn}End"
+def _places_in(turn: int) -> tuple[str, str]:
+    return f"QuestionOfTurn{turn}End", f"AnswerOfTurn{turn}End"
 
 
 def _filled(head: str, system: str | None, turns: Turns) -> str:
     """Return the beginning of a chat with texts instead of placeholders."""
     head = head.replace(_SYSTEM, (system or "").strip())
-    for turn, (question, answer) in enumerate(turns):
-        head = head.replace(_asked_in(turn), question.strip())
-        head = head.replace(_answered_in(turn), answer.strip())
+    for turn, texts in enumerate(turns):
+        for place, text in zip(_places_in(turn), texts, strict=True):
+            head = head.replace(place, text.strip())
     return head
 
 

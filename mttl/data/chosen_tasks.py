@@ -32,8 +32,7 @@ def cache_folder(config: Config) -> Path:
 def gym_folder(config: Config, samples: Sequence[int] | None = None) -> Path:
     """Return `data.dir`, or the cache folder of the custom tasks in `data.tasks`.
 
-    Raises:
-        TaskError: If a custom task cannot be read, or its data are not local files.
+    Raises a `TaskError` if a custom task cannot be read, or its data are not local files.
     """
     data = config.data
     if data.dir is not None:
@@ -46,10 +45,8 @@ def gym_folder(config: Config, samples: Sequence[int] | None = None) -> Path:
 def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
     """Return the gym; custom tasks of `data.tasks` are converted if they are not cached.
 
-    Concurrent processes wait for each other.
-
-    Raises:
-        TaskError: If the gym has no task, or a custom task cannot be read or converted.
+    Concurrent processes wait for each other. Raises a `TaskError` if the gym has no task, or a
+    custom task cannot be read or converted.
     """
     data, folder = config.data, gym_folder(config, samples)
     if data.dir is None and not folder.exists():
@@ -92,8 +89,7 @@ def _files(task: Task, data: Data) -> list[Path]:
 def partition_of(data: Data, gym: Gym) -> Partition:
     """Return the partition into training, development and test tasks.
 
-    Raises:
-        TaskError: If it contains a task twice, or has no training task.
+    Raises a `TaskError` if it contains a task twice, or has no training task.
     """
     if isinstance(data.partition, dict):
         return check(Partition, data.partition, "data.partition", TaskError)

@@ -35,19 +35,11 @@ class TextToTextDataModule(pl.LightningDataModule):
     remaining batches. Build the trainer with ``use_distributed_sampler=False``, because rows are
     distributed over processes here.
 
-    Args:
-        gym: Gym with the files.
-        tasks: Task names in the order of ids.
-        tokenizer: Tokenizer of the backbone.
-        data: Section of settings; `dir` and `partition` are ignored, and without a ``cache_dir``
-            nothing is cached.
-        decoder_only: True for a decoder-only backbone.
-        seed: Seed of the order of training rows.
-        n_examples: Maximum training and development rows, chosen by seed and samples so that fewer
-            rows are a subset of more; by default all.
-        form: Format of rows; by default that of ``data``.
-        own_steps: Steps by task id of tasks that are trained separately (`SeparateSampler`); tasks
-            without an entry train in all steps. By default, rows are mixed as ``data.sampler``.
+    ``tasks`` are in the order of ids. Of ``data``, `dir` and `partition` are ignored; without a
+    ``cache_dir`` nothing is cached. ``n_examples`` limits training and development rows, chosen by
+    seed and samples so that fewer rows are a subset of more. The default ``form`` is that of
+    ``data``. ``own_steps`` are the steps by task id of tasks that are trained separately
+    (`SeparateSampler`); tasks without an entry train in all steps.
     """
 
     def __init__(

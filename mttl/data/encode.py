@@ -44,33 +44,19 @@ class PromptPrefix(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Text around an input and its answer.
+    """Text around an input and its answer."""
 
-    Attributes:
-        head: Text before the input.
-        tail: Text between the input and the generated text.
-        lead: Blanks generated before the answer.
-        end: Text after the answer.
-    """
-
-    head: str
-    tail: str
-    lead: str
-    end: str
+    head: str  # before the input
+    tail: str  # between the input and the generated text
+    lead: str  # blanks generated before the answer
+    end: str  # after the answer
 
 
 class TextEncoder:
     """Encodes prompts and answers for a decoder-only or encoder–decoder model.
 
-    Args:
-        tokenizer: Tokenizer of transformers with an end token.
-        decoder_only: True for a decoder-only model.
-        max_input_length: Maximum ids of a prompt, special tokens included.
-        max_output_length: Maximum ids of an answer, special tokens included.
-        truncate: Side of a long input that is cut.
-
-    Raises:
-        ConfigError: If there is no end token, or a length leaves no room for text.
+    Lengths are in ids, special tokens included; ``truncate`` is the side of a long input that is
+    cut. Raises a `ConfigError` if there is no end token, or a length leaves no room for text.
     """
 
     def __init__(
@@ -123,12 +109,10 @@ class TextEncoder:
         prompt_prefixes: Sequence[PromptPrefix] = (),
         lost: list[int] | None = None,
     ) -> list[list[int]]:
-        """Return the ids of each input.
+        """Return the ids of each input, given with its prefix.
 
-        Args:
-            texts: Inputs including their prefixes.
-            prompt_prefixes: Prefix of each input, which is kept if inputs are cut at the start.
-            lost: List that receives the number of cut ids for each truncated text.
+        Prefixes are kept if inputs are cut at the start. ``lost`` receives the number of cut ids of
+        each truncated text.
         """
         kept = [*prompt_prefixes] or [PromptPrefix("")] * len(texts)
         return self._encode(texts, self.prompt_ends, self._max_lengths[0], lost, kept)

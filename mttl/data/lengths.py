@@ -33,10 +33,8 @@ def with_lengths(
     """Return the section with the lengths of the data (`fit_lengths`), after checking `max_cut`.
 
     Each length is the largest 99th percentile of a task, rounded up to a multiple of 8, and at most
-    the given length; inputs leave room for answers within the model's positions.
-
-    Raises:
-        ConfigError: If a larger share of a task's rows than `max_cut` would be cut.
+    the given length; inputs leave room for answers within the model's positions. Raises a
+    `ConfigError` if a larger share of a task's rows than `max_cut` would be cut.
     """
     found = {task: _lengths(data, gym, task, tokenizer, decoder_only) for task in tasks}
     limits = np.array([data.max_input_length, data.max_output_length])

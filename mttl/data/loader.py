@@ -21,19 +21,11 @@ class ResumableLoader(DataLoader):
 
     Its length is that of a whole epoch, as Lightning expects.
 
-    Args:
-        dataset: Map-style data set of the rows.
-        sampler: Sampler with the batches and the position.
-        n_targets: Function that counts the predicted tokens of a batch. If given, every batch has
-            the fields ``step_parts``, the number of batches of its optimizer step, and
-            ``step_tokens`` and ``step_rows``, the means over them. Dividing losses by such a mean
-            gives every token (or row) of the step the same weight.
-        n_parts: Batches per step; the last step of an epoch may have fewer.
-        options: Options of `torch.utils.data.DataLoader`.
-
-    Attributes:
-        before_batch: Function called before each batch, after all work on earlier ones, including
-            validation and logging.
+    If ``n_targets`` counts the predicted tokens of a batch, every batch has the fields
+    ``step_parts``, the number of batches of its optimizer step (at most ``n_parts``), and
+    ``step_tokens`` and ``step_rows``, the means over them. Dividing losses by such a mean gives
+    every token (or row) of the step the same weight. ``before_batch`` is called before each batch,
+    after all work on earlier ones, including validation and logging.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import PromptPrefix, TextEncoder, tokenizer_identity
-from mttl.data.prompt_form import PromptForm, check_codes
+from mttl.data.prompt_form import PromptForm
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import RowFile
 
@@ -61,35 +61,19 @@ def prepare(
     """Return the formatted and tokenised rows of tasks, in the order task, sample, split, row.
 
     Rows in several samples are repeated, as in the published results; but a test file identical to
-    that of an earlier sample is read once.
+    that of an earlier sample is read once. Several splits are joined by ``+``: `train+dev`. At most
+    ``max_rows`` rows of a file are read, evenly spaced. Nothing is cached without a ``cache_dir``.
 
-    Args:
-        gym: Gym with the files and descriptions.
-        tasks: Task names in the order of ids.
-        split: `train`, `dev`, `test`, or several joined by ``+``: `train+dev`.
-        samples: Few-shot samples.
-        tokenizer: Tokenizer of the backbone.
-        decoder_only: True for a decoder-only backbone.
-        form: Format of the text.
-        max_rows: Maximum rows per file, evenly spaced.
-        cache_dir: Cache folder; None disables caching.
-
-    Returns:
-        A data set with the columns `row` (its index), `task_id`, `sample`, `input` (the formatted
-        text), `prefix_length` (characters before the row's own input), `columns` (JSON of other
-        columns, or empty), `references` (all accepted outputs), `input_ids` (of the prompt) and
-        `labels` (ids of the first output, end token included).
-
-    Raises:
-        TaskError: If a file is missing or malformed, or a required description is missing.
+    Columns are `row` (its index), `task_id`, `sample`, `input` (the formatted text),
+    `prefix_length` (characters before the row's own input), `columns` (JSON of other columns, or
+    empty), `references` (all accepted outputs), `input_ids` (of the prompt) and `labels` (ids of
+    the first output, end token included). Raises a `TaskError` if a file is missing or malformed,
+    or a required description is missing.
     """
     encoder = form.encoder(tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
     form = described(form, gym, tasks)
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
-    if form.prefix == "code":
-        check_codes(tasks)
-
     build = partial(_build, sources, prompt_prefixes, encoder, max_rows)
     if cache_dir is None:
         return _with_log(in_memory(build, COLUMNS))

@@ -57,8 +57,7 @@ class PromptForm(Section):
     def prompt_prefix(self, task: str) -> PromptPrefix:
         """Return the text before a task's inputs.
 
-        Raises:
-            TaskError: If the form includes descriptions, but the task's is unknown.
+        Raises a `TaskError` if the form includes descriptions, but the task's is unknown.
         """
         description = self.task_descriptions.get(task) if self.descriptions else None
         if self.descriptions and description is None:
@@ -87,10 +86,8 @@ class PromptForm(Section):
     ) -> Self:
         """Return the form with as many leading examples as fit.
 
-        They leave room for an input of `max_input_length`; the total is ``context_length``.
-
-        Raises:
-            ConfigError: If the first example does not fit.
+        They leave room for an input of `max_input_length`; the total is ``context_length``. Raises
+        a `ConfigError` if the first example does not fit.
         """
 
         def shown(n: int, length: int) -> Self:
@@ -116,8 +113,7 @@ class PromptForm(Section):
     def encoder(self, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> TextEncoder:
         """Return the encoder of inputs and answers.
 
-        Raises:
-            ConfigError: If the tokenizer or the kind of model does not support the form.
+        Raises a `ConfigError` if the tokenizer or the kind of model does not support the form.
         """
         lengths = self.model_dump(include={"max_input_length", "max_output_length", "truncate"})
         if self.template == "plain":
@@ -136,7 +132,7 @@ def task_code(task: str) -> str:
     """Return a code of six letters for a task that does not reveal its name.
 
     It is derived from a hash of the name, so it is the same in training and adaptation. Two of 160
-    tasks have the same code with probability 4e-5; see `check_codes`.
+    tasks have the same code with probability 4e-5.
     """
     number = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "big")
     letters = ""
@@ -144,14 +140,3 @@ def task_code(task: str) -> str:
         number, place = divmod(number, len(ascii_lowercase))
         letters += ascii_lowercase[place]
     return letters
-
-
-def check_codes(tasks: Sequence[str]) -> None:
-    """Raise a `TaskError` if two tasks have the same code."""
-    owners: dict[str, str] = {}
-    for task in tasks:
-        if (owner := owners.setdefault(task_code(task), task)) != task:
-            raise TaskError(
-                f"the tasks '{owner}' and '{task}' have the same code '{task_code(task)}'. Rename "
-                "one, or set data.prefix to name or none"
-            )

@@ -38,16 +38,11 @@ class TaskBatchSampler(Sampler[list[int]]):
     The position is where the next `iter` begins; only `set_position` moves it, because data loaders
     prefetch batches.
 
-    Args:
-        task_ids: Task of every row.
-        batch_size: Rows per batch and process.
-        kind: One of the four kinds; ``temperature`` is τ.
-        seed: Seed of the plan, equal on all ranks.
-        global_batch_size: Rows per step of all processes; replaces ``batch_size``.
-        n_parts: Batches per process in such a step. A batch without rows repeats one and must not
-            be counted; see `is_filler`.
-        lengths: Length of every row, for windows.
-        length_window: Batches whose rows are sorted by length together; 0: unsorted.
+    ``batch_size`` counts rows per batch and process, ``global_batch_size`` instead rows per step of
+    all processes, with ``n_parts`` batches per process; a batch without rows repeats one and must
+    not be counted (`is_filler`). ``temperature`` is τ. ``length_window`` is the number of batches
+    whose rows are sorted by their ``lengths`` together; 0: unsorted. The seed is equal on all
+    ranks.
     """
 
     def __init__(
@@ -160,8 +155,7 @@ class TaskBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved position.
 
-        Raises:
-            CheckpointError: If it lies within an epoch of other data.
+        Raises a `CheckpointError` if it lies within an epoch of other data.
         """
         mine, saved = self._plan_identity(), state["plan"]
         if state["batch"] and saved != mine:

@@ -13,13 +13,9 @@ class SeparateSampler(TaskBatchSampler):
 
     Each task passes through its own epochs. An epoch here is that of the largest task.
 
-    Args:
-        task_ids: Task of every row.
-        batch_size: Rows per step and process, divided by the number of tasks and rounded down; at
-            least one row of each task.
-        steps: Steps by task; after them, a task has no more rows.
-        lengths: Length of every row.
-        order: Other arguments of `TaskBatchSampler`.
+    ``batch_size`` counts rows per step and process, divided by the number of tasks and rounded
+    down; at least one row of each task. After its ``steps``, a task has no more rows. Other
+    arguments are those of `TaskBatchSampler`.
     """
 
     def __init__(

@@ -28,15 +28,10 @@ SPARE = 0.02
 class TokenBatchSampler(TaskBatchSampler):
     """Yields the batches of one process, each within a token budget.
 
-    Args:
-        sizes: Tokens of every row in each stack: (N, 2) for encoder–decoders, (N, 1) for
-            decoder-only models.
-        token_budget: Maximum tokens of a batch per process: rows × maximum tokens in each stack, or
-            sequences × their length for packed rows.
-        batch_size: Maximum rows of a batch.
-        packed_length: Maximum tokens of a sequence of several rows; None disables packing.
-        length_window: Batches whose rows are sorted by length together; 0: unsorted.
-        options: Options of `TaskBatchSampler`: kind, temperature, seed, rank and world size.
+    ``sizes`` are the tokens of every row in each stack: (N, 2) for encoder–decoders, (N, 1) for
+    decoder-only models. The budget of a batch counts rows × maximum tokens in each stack, or
+    sequences × their length for packed rows, whose sequences have at most ``packed_length`` tokens;
+    ``batch_size`` is the maximum number of rows.
     """
 
     def __init__(

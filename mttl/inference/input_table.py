@@ -1,15 +1,7 @@
 """Tables of inputs and answers: TSV, CSV (both with a header) or JSONL.
 
-| column | content |
-|---|---|
-| ``input`` | input text |
-| ``task`` | name of the task, if there are several |
-| ``output`` | reference answer; in JSONL also a list |
-| ``choices`` | answers to choose from: a list in JSONL, otherwise separated by ``|`` |
-
-Cells are read as in task files: TSV without quoting, JSON numbers as text. Other columns are kept.
-Answers are in the column ``prediction``, probabilities of choices in ``probabilities``. A row with
-an empty input has no answer; ``unanswered`` has the reason.
+`docs/howto/predict.md` lists the columns. Cells are read as in task files: TSV without quoting,
+JSON numbers as text. A row with an empty input has no answer; ``unanswered`` has the reason.
 """
 
 import csv
@@ -21,7 +13,7 @@ from typing import Any
 from mttl.io.errors import TaskError
 from mttl.io.reading import parse_json, shown, table_rows
 from mttl.tasks.filters import RecordError
-from mttl.tasks.template import texts
+from mttl.tasks.template import as_text
 
 FORMATS = ("tsv", "csv", "jsonl")
 ANSWER, PROBABILITIES, UNANSWERED = "prediction", "probabilities", "unanswered"
@@ -30,11 +22,7 @@ Rows = list[dict[str, Any]]
 
 
 def parse_rows_of(text: str, kind: str, place: str) -> Rows:
-    """Return the rows of a table.
-
-    Raises:
-        TaskError: If a row is malformed; the message has its line.
-    """
+    """Return the rows of a table; the `TaskError` for a malformed row has its line."""
     if kind == "jsonl":
         return [
             parse_json(line, f"{place}, line {number}", TaskError, dict)
@@ -55,8 +43,7 @@ def guess_kind(text: str) -> str:
 def check_questions(rows: Rows, place: str) -> None:
     """Check the rows of an input table; some may have no input.
 
-    Raises:
-        TaskError: If no row has an input, or a value has a wrong type.
+    Raises a `TaskError` if no row has an input, or a value has a wrong type.
     """
     if rows and not any("input" in row for row in rows):
         found = ", ".join(map(str, rows[0])) or "nothing"
@@ -81,7 +68,7 @@ def _texts(row: dict[str, Any], column: str) -> list[str]:
     """Return the texts of a cell, stripped; empty for null."""
     value = row.get(column)
     values = value if isinstance(value, list) and column in _LISTS else [value]
-    return list(map(str.strip, texts([each for each in values if each is not None])))
+    return [as_text(each).strip() for each in values if each is not None]
 
 
 def text_of(row: dict[str, Any], column: str) -> str:

@@ -1,13 +1,9 @@
 """Likelihoods of several answers to a prompt, with the prompt computed once.
 
-| model | shared computation |
-|---|---|
-| encoder–decoder | encoder states, computed once per prompt |
-| decoder-only | cached keys and values of the prompt |
-
-All answers of a batch are computed together; the rows of an example follow each other as in beam
-search. The prompt is repeated instead for models that route tokens, are compiled, keep a recurrent
-state or take no positions, for prompt skills, and for decoder-only models in training.
+Shared are the encoder states, or the cached keys and values of a decoder-only model. All answers of
+a batch are computed together; the rows of an example follow each other as in beam search. The
+prompt is repeated instead for models that route tokens, are compiled, keep a recurrent state or
+take no positions, for prompt skills, and for decoder-only models in training.
 """
 
 import inspect
@@ -27,7 +23,7 @@ from mttl.inference.task_options import choice_ids
 from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import cache_argument
-from mttl.models.teacher_forcing import forced_logits, run_at
+from mttl.models.teacher_forcing import at_places, forced_logits, places_of, run_at
 from mttl.routing.context import Routing
 from mttl.routing.token.masks import IGNORED
 from mttl.skills.inputs.prompt import SkilledEmbedding
@@ -157,7 +153,7 @@ def _after_an_encoder(
     model: SkilledModel, routing: Routing, inputs: dict[str, Tensor], labels: Tensor, pad_id: int
 ) -> Tensor:
     backbone: Any = model.backbone
-    n, places = routing.expansion, _places(labels)
+    n, places = routing.expansion, places_of(labels)
     with model.slot.use(routing):
         states = backbone.get_encoder()(**inputs).last_hidden_state
         logits, _ = run_at(
@@ -190,7 +186,7 @@ def _after_a_cache(
         before, after = labels[:, :-1], labels[:, 1:]
         written = before != IGNORED
         step = torch.arange(before.shape[1], device=mask.device)
-        places = _places(after)
+        places = places_of(after)
         logits, _ = run_at(
             backbone,
             places,
@@ -203,17 +199,12 @@ def _after_a_cache(
     return torch.cat([first[:, None], _placed(logits, after.flatten()[places], after)], 1)
 
 
-def _places(labels: Int[Tensor, "Bn L"]) -> Int[Tensor, "N"]:
-    return (labels != IGNORED).flatten().nonzero().flatten()
-
-
 def _placed(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"], labels: Int[Tensor, "Bn L"]
 ) -> Float[Tensor, "Bn L"]:
     """Return the losses of targets at the positions of labels, and 0 elsewhere."""
     losses = functional.cross_entropy(logits.float(), targets, reduction="none")
-    blank = losses.new_zeros(labels.numel())
-    return blank.index_copy(0, _places(labels), losses).view_as(labels)
+    return at_places(losses, places_of(labels), labels)
 
 
 @dataclass(frozen=True)
@@ -239,8 +230,7 @@ class OptionScorer:
     ) -> Self:
         """Encode the options of tasks; ``tasks`` are all tasks in the order of ids.
 
-        Raises:
-            TaskError: If two options of a task have the same ids because both are truncated.
+        Raises a `TaskError` if two options of a task have the same ids because both are truncated.
         """
         texts = {tasks.index(task): list(own) for task, own in options.items()}
         advice = "raise data.max_output_length"
@@ -305,8 +295,7 @@ class OptionTraining:
     def losses(self, model: SkilledModel, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the losses with a weight, by name, from another pass over a training batch.
 
-        Raises:
-            TaskError: If the answer of a row is not an option of its task.
+        Raises a `TaskError` if the answer of a row is not an option of its task.
         """
         labels, read = batch["labels"], batch["attention_mask"].bool()
         if is_decoder_only(model.backbone):  # the answer follows the prompt

@@ -17,11 +17,8 @@ class OptionChoice:
 
     An answer's score is its log-probability after the prompt, including the end token, :math:`s_a =
     \sum_i \log p(a_i \mid a_{<i}, x)`, or the mean over its tokens, which does not penalise long
-    answers. Probabilities are :math:`p(a) = e^{s_a} / \sum_b e^{s_b}`.
-
-    Attributes:
-        answer: Most probable answer; the first of equal ones.
-        probabilities: Probability of each given answer, in order; they sum to 1.
+    answers. Probabilities are :math:`p(a) = e^{s_a} / \sum_b e^{s_b}`, in the order of the answers;
+    ``answer`` is the most probable one, the first of equal ones.
     """
 
     answer: str
@@ -38,8 +35,7 @@ class OptionChoice:
 def check_choices(given: Sequence[str], place: str) -> list[str]:
     """Return the choices, stripped; ``place`` describes their text in messages.
 
-    Raises:
-        TaskError: If there are less than two, or one is empty or repeated.
+    Raises a `TaskError` if there are less than two, or one is empty or repeated.
     """
     answers = [answer.strip() for answer in given]
     if len(set(answers)) < max(len(answers), 2) or not all(answers):
@@ -55,8 +51,7 @@ def choice_ids(
 ) -> list[list[int]]:
     """Return the ids of choices including the end token, truncated as in training.
 
-    Raises:
-        TaskError: If two have the same ids because both are truncated.
+    Raises a `TaskError` if two have the same ids because both are truncated.
     """
     ids = encoder.answers(answers)
     if len(set(map(tuple, ids))) < len(ids):
@@ -75,10 +70,8 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
 
     They are the column ``options`` of TASKS.csv, separated by ``|``; otherwise the sorted distinct
     first answers of the samples' training rows, if there are at most 20 with on average four rows.
-
-    Raises:
-        TaskError: If the column has a single, an empty or a repeated option, or a file is
-            malformed.
+    Raises a `TaskError` if the column has a single, an empty or a repeated option, or a file is
+    malformed.
     """
     named = gym.options(task)
     if named:
@@ -111,10 +104,8 @@ def wanted_options(
     """Return the options of the ranked tasks; ``samples`` are pairs of task and samples.
 
     Mode ``"auto"`` ranks the tasks with declared options, ``"generate"`` none, ``"rank"`` all,
-    ``"both"`` the tasks with options.
-
-    Raises:
-        TaskError: If all are to be ranked, and some have no options; the message lists them.
+    ``"both"`` the tasks with options. Raises a `TaskError` that lists the tasks without options if
+    all are to be ranked.
     """
     if mode == "generate":
         return {}

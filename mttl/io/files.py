@@ -45,8 +45,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Context manager that yields a temporary folder, renamed to ``path`` on success.
 
-    Raises:
-        FileExistsError: If ``path`` exists, except empty folders, or with ``replace``.
+    Raises a `FileExistsError` if ``path`` exists, except empty folders, or with ``replace``.
     """
     target = Path(path)
     if target.is_file() or (not replace and target.is_dir() and any(target.iterdir())):

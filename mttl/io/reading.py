@@ -24,13 +24,10 @@ _KINDS = {dict: "an object", list: "a list"}
 
 def require_file(path: str | Path, error: type[MttlError]) -> int:
     """Return the size of a file; raises an error for a missing file or a folder."""
-    problem = ""
     if not Path(path).exists():
-        problem = "does not exist; check the name, or copy the file there"
-    elif Path(path).is_dir():
-        problem = "is a folder; name a file"
-    if problem:
-        raise error(f"'{path}' {problem}")
+        raise error(f"'{path}' does not exist; check the name, or copy the file there")
+    if Path(path).is_dir():
+        raise error(f"'{path}' is a folder; name a file")
     return Path(path).stat().st_size
 
 
@@ -53,10 +50,10 @@ def read_text(path: str | Path, error: type[MttlError]) -> str:
     return decoded(read_bytes(path, error), f"'{path}'", error)
 
 
-def decoded(data: bytes, place: str, error: type[MttlError]) -> str:
-    """Return UTF-8 bytes as text, without a byte order mark."""
+def decoded(data: bytes, place: str, error: type[MttlError], *, encoding: str = "utf-8-sig") -> str:
+    """Return UTF-8 bytes as text, by default without a byte order mark."""
     try:
-        return data.decode("utf-8-sig")
+        return data.decode(encoding)
     except UnicodeDecodeError as cause:
         raise error(
             f"{place} must be UTF-8 text; byte {cause.start + 1} (0x{data[cause.start]:02x}) is "

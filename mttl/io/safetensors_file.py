@@ -19,8 +19,7 @@ _REFUSAL = re.compile(r"\(os error (\d+)\)")
 def read_tensors(path: str | Path, advice: str = "Copy it again") -> dict[str, Tensor]:
     """Return the tensors of a file, sorted by name; ``advice`` is for damaged files.
 
-    Raises:
-        CheckpointError: If the file is missing or damaged, or a value is not finite.
+    Raises a `CheckpointError` if the file is missing or damaged, or a value is not finite.
     """
     require_file(path, CheckpointError)
     try:

@@ -13,8 +13,7 @@ from mttl.io.reading import reason, require_file
 def load_torch(path: str | Path, advice: str) -> Any:
     """Return the content of a file of `torch.save` on the CPU, without executing code.
 
-    Raises:
-        CheckpointError: If it is missing or damaged, or contains more than plain data.
+    Raises a `CheckpointError` if it is missing or damaged, or contains more than plain data.
     """
     require_file(path, CheckpointError)
     try:

@@ -79,8 +79,7 @@ def _same_data(one: Any, other: Any) -> bool:
 def matches(prediction: str, reference: str) -> float:
     """Return 1 if the whole answer matches the reference, a regular expression, else 0.
 
-    Raises:
-        TaskError: If the reference is not a regular expression.
+    Raises a `TaskError` if the reference is not a regular expression.
     """
     try:
         return float(re.fullmatch(reference, prediction, re.DOTALL) is not None)

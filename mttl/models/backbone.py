@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from mttl.aggregation.packed_weights import keep_format, stored
 from mttl.config.backbone_schema import Quantisation
-from mttl.io.errors import ConfigError, nearest
+from mttl.io.errors import ConfigError, nearest, raised_as
+from mttl.io.reading import reason
 from mttl.models.model_names import check_model_name, unreachable
 from mttl.models.quantised import check_quantisation, quantisation_settings, return_freed_memory
 
@@ -51,23 +52,14 @@ def load_pretrained(
     masked: bool = False,
     empty: bool = False,
 ) -> PreTrainedModel:
-    """Return a pretrained language model in evaluation mode.
+    """Return a pretrained language model in evaluation mode, by its folder or name on the hub.
 
-    Args:
-        name: Folder, or name on the hub.
-        revision: Revision on the hub.
-        gguf_file: Name of a GGUF file with the weights.
-        dtype: Type of the weights, or ``"auto"`` for the stored one.
-        quantize: Quantisation of linear layers, done while reading, on the CPU, so that all
-            machines get equal weights.
-        train: Whether weights will be trained, which stored quantised weights do not allow.
-        masked: Whether to load a masked language model, unless it is an encoder–decoder.
-        empty: Whether to return the model in training mode on the meta device, with possibly
-            other types.
-
-    Raises:
-        ConfigError: If the model cannot be found, reached or read, weights are missing, or stored
-            quantised weights would be quantised or trained.
+    Weights have the stored type with ``dtype="auto"``. Linear layers are quantised while reading,
+    on the CPU, so that all machines get equal weights; ``train`` is whether weights will be
+    trained. With ``masked`` it is a masked language model, unless it is an encoder–decoder; with
+    ``empty`` it is in training mode on the meta device, with possibly other types. Raises a
+    `ConfigError` if the model cannot be found, reached or read, weights are missing, or stored
+    quantised weights would be quantised or trained.
     """
     if quantize is not None:
         check_quantisation(quantize)
@@ -103,18 +95,17 @@ def load_pretrained(
     missing = sorted(report["missing_keys"] & dict(model.named_parameters()).keys())
     values = model.named_parameters()
     strange = (weight for weight, value in values if not stored(value)[1].isfinite().all())
-    problem = ""
+    place = f"backbone.name ('{name}')"
     if missing:
-        problem = (
-            f"lacks {len(missing)} weights that its config.json requires, such as '{missing[0]}'. "
-            "Use a complete checkpoint of a language model"
+        raise ConfigError(
+            f"{place} lacks {len(missing)} weights that its config.json requires, such as "
+            f"'{missing[0]}'. Use a complete checkpoint of a language model"
         )
-    elif (weight := next(strange, None)) is not None:
-        problem = (
-            f"has weights that are not finite, such as '{weight}'. Copy it again, or use another"
+    if (weight := next(strange, None)) is not None:
+        raise ConfigError(
+            f"{place} has weights that are not finite, such as '{weight}'. Copy it again, or use "
+            "another"
         )
-    if problem:
-        raise ConfigError(f"backbone.name ('{name}') {problem}")
     if gguf_file and getattr(model, "hf_quantizer", None) is not None:
         # The weights are dequantised; with the configuration, saving would fail.
         model.hf_quantizer.remove_quantization_config(model)
@@ -144,19 +135,16 @@ def _packing(
     """Return the arguments of ``from_pretrained`` for a backbone with quantised weights."""
     kept = getattr(config, "quantization_config", None) or {}
     method = (kept if isinstance(kept, dict) else vars(kept)).get("quant_method")
-    problem = ""
     if method is not None and quantize is not None:
-        problem = (
+        raise ConfigError(
             f"backbone.quantize ('{quantize}') cannot quantise '{name}', which is already stored "
             f"quantised ({method}); remove it, or use a backbone in floating point"
         )
-    elif method is not None and train:
-        problem = (
+    if method is not None and train:
+        raise ConfigError(
             f"backbone.train (true): '{name}' is stored quantised ({method}), which cannot be "
             "trained; set it to false, or use a backbone in floating point"
         )
-    if problem:
-        raise ConfigError(problem)
     # Trainers and commands move models; the default of transformers is the first GPU.
     device = {"device_map": {"": "cpu"}}
     if quantize is not None:
@@ -203,13 +191,10 @@ def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any,
     return kind, config
 
 
-@contextmanager
-def _refused(model_type: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # model types raise various errors for invalid values
-        cause = " ".join(str(error).split())
-        raise ConfigError(f"backbone.config does not fit '{model_type}': {cause}") from error
+def _refused(model_type: str) -> AbstractContextManager[None]:
+    place = f"backbone.config does not fit '{model_type}'"
+    # Model types raise various errors for invalid values.
+    return raised_as(ConfigError, place, Exception, text=reason)
 
 
 def scale_initial_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
@@ -260,10 +245,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Return a tokenizer; ``"byte"`` is ByT5's, which reads UTF-8 bytes and needs no files.
 
-    Messages name the setting ``key`` if no folder or model has this name.
-
-    Raises:
-        ConfigError: If the tokenizer cannot be found, reached or read, or has no vocabulary.
+    Messages name the setting ``key`` if no folder or model has this name. Raises a `ConfigError` if
+    the tokenizer cannot be found, reached or read, or has no vocabulary.
     """
     if name == BYTE_TOKENIZER:
         return ByT5Tokenizer()

@@ -25,16 +25,15 @@ GROUPS: dict[Quantisation, int] = {"nf4": 64, "int8": 1, "int4": 32}
 
 def check_quantisation(kind: Quantisation) -> None:
     """Raise ConfigError if the libraries or kernels of a quantisation are missing."""
-    problem = ""
+    place = f"backbone.quantize ('{kind}')"
     if missing := missing_libraries(*LIBRARIES[kind]):
-        problem = f"needs {' and '.join(missing)}: pip install {' '.join(missing)}"
-    elif kind == "int4" and torch.cuda.is_available():
-        problem = (
-            "has only a CPU kernel, and this machine has a GPU: use nf4, or hide the GPU "
+        needed = f"{' and '.join(missing)}: pip install {' '.join(missing)}"
+        raise ConfigError(f"{place} needs {needed}")
+    if kind == "int4" and torch.cuda.is_available():
+        raise ConfigError(
+            f"{place} has only a CPU kernel, and this machine has a GPU: use nf4, or hide the GPU "
             "(CUDA_VISIBLE_DEVICES=)"
         )
-    if problem:
-        raise ConfigError(f"backbone.quantize ('{kind}') {problem}")
 
 
 def quantisation_settings(kind: Quantisation, empty: PreTrainedModel, dtype: torch.dtype) -> Any:

@@ -1,9 +1,7 @@
 """Teacher forcing: prediction of each token of an answer from the true previous ones.
 
-| model | reads | predicts |
-|---|---|---|
-| encoder–decoder | the prompt; in the decoder, a start token and the answer | the answer |
-| decoder-only | prompt and answer in one sequence | the token after each position |
+An encoder–decoder reads the prompt, and in its decoder a start token and the answer. A decoder-only
+model reads both in one sequence, and predicts the token after each position.
 """
 
 from collections.abc import Mapping
@@ -45,19 +43,27 @@ def targets_of(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
 
 
+def places_of(targets: Int[Tensor, "B L"]) -> Int[Tensor, "N"]:
+    """Return the indices of the positions with a target among all, flattened."""
+    return (targets != IGNORED).flatten().nonzero().flatten()
+
+
+def at_places(
+    losses: Float[Tensor, "N"], places: Int[Tensor, "N"], targets: Int[Tensor, "B L"]
+) -> Float[Tensor, "B L"]:
+    """Return losses of some positions in a tensor of all positions, 0 elsewhere."""
+    return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
+
+
 def forced_logits(
     model: nn.Module, batch: Mapping[str, Any]
 ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "B L"], Int[Tensor, "N"]]:
-    """Run a model on a batch, and its head only on the N positions with a target.
+    """Run a model on a batch, and its head (its largest layer) only on N positions with a target.
 
-    This saves most of the work of the head, which is the largest layer.
-
-    Returns:
-        The logits of the N positions; the targets of all positions; and the indices of the N
-        positions among all, flattened.
+    Returns the logits of these positions, the targets of all, and `places_of` the targets.
     """
     targets = targets_of(model, batch["labels"])
-    places = (targets != IGNORED).flatten().nonzero().flatten()
+    places = places_of(targets)
     logits, _ = run_at(model, places, **forced_inputs(model, batch), use_cache=False)
     return logits, targets, places
 

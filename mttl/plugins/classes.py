@@ -74,10 +74,8 @@ FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, LOSSES, CALLBACKS)
 def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]:
     """Return a class by its name in a setting.
 
-    It is ``trusted`` if the user named it, in contrast to a run's file.
-
-    Raises:
-        PluginError: If it is missing, cannot be imported, is not trusted, or is unsuitable.
+    It is ``trusted`` if the user named it, in contrast to a run's file. Raises a `PluginError` if
+    it is missing, cannot be imported, is not trusted, or is unsuitable.
     """
     entries = family.entries()
     place = name if ":" in name else entries.get(name, "")
@@ -108,9 +106,8 @@ def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]
 def make(cls: type[Any], given: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
     """Build an object of a class from settings, and the ``given`` arguments that it declares.
 
-    Raises:
-        ValueError: If the class rejects a value.
-        PluginError: If a plug-in class raises another error.
+    Raises a `ValueError` if the class rejects a value, and a `PluginError` if a plug-in class
+    raises another error.
     """
     declared = {item.name for _, item in arguments(cls)}
     with plugin_call(cls, ValueError):

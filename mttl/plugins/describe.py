@@ -29,11 +29,8 @@ def describe(cls: type[Any], given: Sequence[str] = ()) -> dict[str, Any]:
     """Return the description of a class for configurations.
 
     It has a ``name``, a ``sentence``, ``settings`` by name with ``type``, ``sentence`` and
-    optionally ``default``, and the `NOTES`. Arguments ``given`` by the program are omitted.
-
-    Raises:
-        TypeError: If the type of an argument cannot be resolved.
-        NameError: If a name in a type is unknown.
+    optionally ``default``, and the `NOTES`. Arguments ``given`` by the program are omitted. Raises
+    a `TypeError` or `NameError` if the type of an argument cannot be resolved.
     """
     left_out = {*given, *(name for kind in cls.__mro__ for name in vars(kind).get("internal", ()))}
     settings: dict[str, dict[str, Any]] = {}
@@ -101,7 +98,6 @@ def _plain(value: Any) -> Any:
 
 
 def _encode(annotation: Any) -> dict[str, Any]:
-    """Return a type as JSON."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         found = _encode(inside[0]) if not isinstance(inside[1], OneOf) else {}

@@ -66,11 +66,10 @@ HARMLESS = (
 
 
 def run_command(main: Callable[[], int]) -> int:
-    """Run a command; convert errors into a message and an exit status.
+    """Run a command, and convert errors into a message and an exit status.
 
-    Returns:
-        0 on success, 2 for a user error, 130 after Ctrl-C, 1 otherwise. For an internal error the
-        message names a file with the traceback.
+    It is 0 on success, 2 for a user error, 130 after Ctrl-C, 1 otherwise. For an internal error the
+    message names a file with the traceback.
     """
     # Idle threads of OpenMP spin by default, and compete for processors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -171,7 +170,6 @@ def _quiet(console: Console) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Return whether to print a log record."""
     if "Child process with PID" in record.getMessage():  # Lightning then kills this process
         return True
     if NO_TRITON in record.getMessage():

@@ -3,10 +3,6 @@
 ``<directory>/<task>/<task>_<k>_<sample>_{train,dev,test}.tsv``, or the same with ``.jsonl`` (see
 `mttl.tasks.rows`), and optionally ``<directory>/TASKS.csv`` with at least the columns `task` and
 `metric` (and `description`).
-
-References:
-    Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in NLP,
-    EMNLP 2021, arXiv:2104.08835.
 """
 
 import hashlib
@@ -21,7 +17,7 @@ from mttl.io.errors import TaskError, nearest
 from mttl.io.reading import read_text, table_rows
 from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric, check_metric
 from mttl.tasks.record_template import RecordTemplate
-from mttl.tasks.rows import ENDINGS, Row, RowFile, read_rows
+from mttl.tasks.rows import ENDINGS, Row, RowFile
 from mttl.tasks.task import FROM_TRAIN, published_sums
 from mttl.tasks.task_file import crossfit
 
@@ -81,16 +77,6 @@ class Gym:
         """Return the samples of a task, in ascending order."""
         return sorted({sample for sample, _ in self._files_of(task)})
 
-    def shots(self, task: str) -> int | None:
-        """Return `k` from the names of the files; None if they have all rows."""
-        ks = sorted({file.k for file in self._files_of(task).values()})
-        if len(ks) > 1:
-            raise TaskError(
-                f"task '{task}' has files of several k ({', '.join(ks)}) in "
-                f"'{self.directory / task}'; keep the files of one k."
-            )
-        return None if ks[0] == "all" else int(ks[0])
-
     def file(self, task: str, split: str, sample: int) -> Path:
         """Return the path of one file, or raise a `TaskError` that lists the existing ones."""
         files = self._files_of(task)
@@ -107,8 +93,8 @@ class Gym:
         )
 
     def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
-        """Return the rows of one file, in order; see `read_rows`."""
-        return read_rows(self.file(task, split, sample), max_rows)
+        """Return the rows of one file, in order; see `RowFile.rows`."""
+        return list(RowFile.scan(self.file(task, split, sample)).rows(max_rows))
 
     def digest(self, task: str, sample: int) -> str:
         """Return a hash of a sample's rows and metric; equal hashes mean comparable scores."""
@@ -120,8 +106,7 @@ class Gym:
     def metric(self, task: str) -> TaskMetric:
         """Return the task's metric: as given, from TASKS.csv, or from CrossFit's table.
 
-        Raises:
-            TaskError: If there is no metric for the task, or its name is unknown.
+        Raises a `TaskError` if there is no metric for the task, or its name is unknown.
         """
         given = self.metrics.get(task)
         name = given or self._said(task, "metric")

@@ -40,9 +40,8 @@ class Partition(Record):
 def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -> list[str]:
     """Return the tasks of a partition that the gym has, in the partition's order.
 
-    Raises:
-        TaskError: If tasks are missing and must not be skipped, if none remains, or by
-            `refuse_reserved`.
+    Raises a `TaskError` if tasks are missing and must not be skipped, if none remains, or by
+    `refuse_reserved`.
     """
     refuse_reserved(partition_tasks, gym)
     held = set(gym.tasks())

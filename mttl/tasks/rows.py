@@ -1,16 +1,8 @@
 r"""Files of rows and files of records, in UTF-8.
 
-In a file of a gym, each line is a row.
-
-| ending | line |
-|---|---|
-| ``.tsv`` | ``input<TAB>output[<TAB>another accepted output ...]``, as in CrossFit's files |
-| ``.jsonl`` | ``{"input": "...", "outputs": ["...", "another accepted output"]}``, and optionally
-``"columns": {...}`` with other columns for metrics |
-
-TSV files have no quoting and no header, so their texts contain no tabs or line breaks; those of
-JSON Lines may. Malformed lines raise errors with file, line and reason, so that damaged data are
-never used for training.
+A line of a gym's file is a row: ``input<TAB>output[<TAB>another accepted output ...]`` in TSV,
+which has no quoting and no header; ``{"input": "...", "outputs": ["...", ...]}`` and optionally
+``"columns": {...}``, for metrics, in JSON Lines. Malformed lines raise errors with file and line.
 """
 
 import csv
@@ -26,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mttl.io.errors import TaskError
-from mttl.io.reading import parse_json, reason, require_file, shown, table_rows
+from mttl.io.reading import decoded, parse_json, reason, require_file, shown, table_rows
 
 TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
@@ -71,13 +63,11 @@ class RowFile:
             for line in file:
                 digest.update(line)
                 n_lines += bool(line.strip(_BLANK))
-        problem = ""
         if not n_lines:
-            problem = f"is empty; it must have at least one line '{_FORM[path.suffix]}'"
-        elif n_lines == 1 and b"\r" in line and not line.endswith(b"\n"):
-            problem = "has carriage returns as line ends; save it with line feeds"
-        if problem:
-            raise TaskError(f"'{path}' {problem}.")
+            needed = _FORM[path.suffix]
+            raise TaskError(f"'{path}' is empty; it must have at least one line '{needed}'.")
+        if n_lines == 1 and b"\r" in line and not line.endswith(b"\n"):
+            raise TaskError(f"'{path}' has carriage returns as line ends; save it with line feeds.")
         return cls(path, n_lines, digest.hexdigest())
 
     def rows(self, max_rows: int | None = None) -> Iterator[Row]:
@@ -85,10 +75,8 @@ class RowFile:
 
         Lines end with ``\n``; ``\r\n`` and a byte order mark are accepted, and a single ``\r``
         inside a TSV line becomes a blank. Blank lines are skipped. Texts are stripped, because
-        predictions are stripped before scoring.
-
-        Raises:
-            TaskError: If a line that is read is malformed.
+        predictions are stripped before scoring. Raises a `TaskError` if a line that is read is
+        malformed.
         """
         parse = _parse_json_line if self.path.suffix == JSON_LINES else _parse_tsv_line
         n_rows = min(max_rows or self.n_lines, self.n_lines)
@@ -107,20 +95,8 @@ class RowFile:
                 n += 1
 
 
-def read_rows(path: Path, max_rows: int | None = None) -> list[Row]:
-    """Return the rows of one file; raises a `TaskError` with file, line and reason."""
-    return list(RowFile.scan(path).rows(max_rows))
-
-
 def _decoded(line: bytes, place: str, *, first: bool) -> str:
-    """Return a line as text; the first may have a byte order mark."""
-    try:
-        return line.decode("utf-8-sig" if first else "utf-8")
-    except UnicodeDecodeError as error:
-        raise TaskError(
-            f"{place}: byte {error.start + 1} (0x{line[error.start]:02x}) is not valid UTF-8; "
-            "save the file as UTF-8."
-        ) from error
+    return decoded(line, place, TaskError, encoding="utf-8-sig" if first else "utf-8")
 
 
 def line_of(
@@ -177,31 +153,22 @@ def record_files(path: str | Path) -> list[Path]:
 def read_records(
     path: str | Path, columns: Sequence[str] = (), delimiter: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, without loading it as a whole.
+    """Yield the records of a file or of a saved data set, without loading it as a whole.
 
-    Args:
-        path: UTF-8 file with one of `RECORD_ENDINGS`, or the folder of a saved data set; TSV is
-            read without quoting, CSV with.
-        columns: Columns of a TSV or CSV file without a header.
-        delimiter: Separator of the cells; by default a tab for TSV; a comma for CSV, or another of
-            `DELIMITERS` if the first line has no comma.
-
-    Yields:
-        Records: texts by column, or the content of a line of JSON, or the values of a table.
-
-    Raises:
-        TaskError: If the file is missing or truncated, or a line is malformed.
+    TSV is read without quoting, CSV with; ``columns`` are those of a file without a header. The
+    default ``delimiter`` is a tab for TSV, and for CSV a comma, or another of `DELIMITERS` if the
+    first line has no comma. Records are texts by column, lines of JSON, or values of a table.
+    Raises a `TaskError` if the file is missing or truncated, or a line is malformed.
     """
     path = Path(path)
     saved = is_saved(path)
     is_table = not saved and bool({".tsv", ".csv"} & {*path.suffixes[-2:]})
-    problem = ""
     if not saved and not path.name.endswith(RECORD_ENDINGS):
-        problem = f" must end in one of {', '.join(RECORD_ENDINGS)}, or be a saved data set"
-    elif (columns or delimiter) and not is_table:
-        problem = ": its fields have names; remove 'columns' and 'delimiter', which are for tables"
-    if problem:
-        raise TaskError(f"'{path}'{problem}.")
+        allowed = ", ".join(RECORD_ENDINGS)
+        raise TaskError(f"'{path}' must end in one of {allowed}, or be a saved data set.")
+    if (columns or delimiter) and not is_table:
+        advice = "remove 'columns' and 'delimiter', which are for tables"
+        raise TaskError(f"'{path}': its fields have names; {advice}.")
     if saved or path.suffix == ".parquet":
         yield from _arrow_records(path, saved=saved)
     elif is_table:

@@ -48,15 +48,10 @@ def write_samples(
     samples: Sequence[int],
     open_records: Callable[[Source, str], Iterable[Record]] | None = None,
 ) -> dict[str, str]:
-    """Write the files of a task into its existing folder.
+    """Write the files of a task into its existing folder; return their MD5 sums by name.
 
-    ``open_records`` returns the records of a split; by default splits are files.
-
-    Returns:
-        MD5 sums by file name.
-
-    Raises:
-        TaskError: If a record cannot be read or converted, or a file would be empty.
+    ``open_records`` returns the records of a split; by default splits are files. Raises a
+    `TaskError` if a record cannot be read or converted, or a file would be empty.
     """
 
     def lines_of(split: str) -> Lines:
@@ -90,11 +85,7 @@ def write_samples(
 
 
 class Lines:
-    """The lines of a split, stored in a temporary file.
-
-    Attributes:
-        labels: One number per line of a classification task, equal for equal outputs.
-    """
+    """The lines of a split, stored in a temporary file."""
 
     def __init__(
         self, task: Task, split: str, records: Iterable[Record], scratch: Path | None = None
@@ -111,6 +102,7 @@ class Lines:
                     outputs = tuple(map(str.strip, outputs))
                 labels.append(numbers.setdefault(outputs, len(numbers)))
         self._ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        # One number per line of a classification task, equal for equal outputs.
         self.labels = np.array(labels, np.int64)
 
     def __len__(self) -> int:

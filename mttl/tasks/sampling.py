@@ -41,14 +41,10 @@ def shuffled(n: int, seed: int) -> Indices:
 
 
 def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, Indices]:
-    """Split lines into the pool for samples and the test file.
+    """Return the indices of the pool for samples in the train split, and of the test lines.
 
-    Returns:
-        Indices of the pool in the train split, and of the test lines in the test split, or in the
-        train split if there is no test split.
-
-    Raises:
-        TaskError: If a split is empty, or a part would be.
+    Test lines are in the test split, or in the train split if there is none. Raises a `TaskError`
+    if a split is empty, or a part would be.
     """
     source = task.source
     if n_test is None:
@@ -70,15 +66,11 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, I
 
 
 def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[Indices, Indices]:
-    """Draw one sample from a pool; a task without `k` takes the whole pool in order.
+    """Return the indices of the train and dev lines of a sample, in the order of the files.
 
-    ``labels`` are numbers of all lines of a classification task, equal for equal outputs.
-
-    Returns:
-        Indices of the train and dev lines, in the order of the files.
-
-    Raises:
-        TaskError: If no line remains for dev, and the source has no dev split.
+    A task without `k` takes the whole pool in order. ``labels`` are numbers of all lines of a
+    classification task, equal for equal outputs. Raises a `TaskError` if no line remains for dev,
+    and the source has no dev split.
     """
     k = task.k
     if k is None:

@@ -1,15 +1,14 @@
 """Definition of a task: source of its records, conversion to lines, and metric."""
 
 import csv
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-from mttl.io.errors import nearest
 from mttl.io.record import STRICT
 from mttl.metrics.metric_names import MetricName
 from mttl.tasks.filters import TEXT_FILTERS
@@ -56,15 +55,6 @@ def _options(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _one_of(choices: Collection[str]) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}.{nearest(value, choices)}")
-        return value
-
-    return check
-
-
 @dataclass(frozen=True, config=STRICT)
 class Holdout:
     """Split of the train lines for a task without a test split.
@@ -81,19 +71,11 @@ class Holdout:
 
 @dataclass(frozen=True, config=STRICT)
 class Source:
-    """Source of a task's records: a data set on the hub, or files.
+    """Source of a task's records: a data set on the hub, or files if ``path`` is None.
 
-    Attributes:
-        path: Name of the data set; None if `train`, `dev` and `test` are files.
-        train: Split or file for samples.
-        test: Split or file for the test file; None: part of `train`, by `holdout`.
-        test_share: Fraction of the test lines to use: the first ``int(share * n)`` after shuffling
-            with seed 42. None: all, in order.
-        columns: Column names of a TSV or CSV file without a header.
-        delimiter: Separator of the cells of a TSV or CSV file; None: detected.
-        dev: Split or file for development rows; None: `train`.
-        mirrors: Other names of the data set, to try in turn.
-        unavailable: Reason why the hub cannot provide it, and where to download it.
+    ``test_share`` takes the first ``int(share * n)`` test lines after shuffling with seed 42;
+    ``mirrors`` are other names of the data set, to try in turn; ``unavailable`` is why the hub
+    cannot provide it, and where to download it.
     """
 
     path: Text | None
@@ -117,23 +99,9 @@ class Source:
 
 @dataclass(frozen=True, config=STRICT)
 class Task:
-    """A task; `docs/reference/task_files.md` describes the template language.
+    """A task; `docs/reference/task_files.md` describes its keys and the template language.
 
-    Attributes:
-        k: Lines of train and of dev, per label (classification) or in total (text-to-text); None:
-            all.
-        output: Template of the output; a list if `references` is not ``"one"``.
-        labels: Names of the labels, in the order of their numbers.
-        options: Possible answers, which are scored by likelihood; ``("from train",)``: the distinct
-            answers of the training rows; empty: answers are generated.
-        columns: Fields of the records that metrics receive in addition.
-        references: ``"one"`` reference answer; ``"all"`` items of a list; ``"distinct"`` items of a
-            list, with the filter `set`.
-        rows: Condition on records, such as ``{label} is not -1``; None: all.
-        cleaning: Text filter for the whole input after its template.
-        prepare: Function in `mttl.tasks.functions` that processes the records before the templates.
-        category: Category with two levels, such as ``classification/nli``.
-        side: Side of the default partition.
+    ``"distinct"`` references are the items of a list, with the filter `set`.
     """
 
     name: str
@@ -150,8 +118,8 @@ class Task:
     columns: tuple[Text, ...] = ()
     references: References = "one"
     rows: Text | None = None
-    cleaning: Annotated[str, AfterValidator(_one_of(TEXT_FILTERS))] | None = None
-    prepare: Annotated[str, AfterValidator(_one_of(FUNCTIONS))] | None = None
+    cleaning: Literal[*TEXT_FILTERS] | None = None  # type: ignore[valid-type]
+    prepare: Literal[*FUNCTIONS] | None = None  # type: ignore[valid-type]
     side: Side = "train"
 
     @property

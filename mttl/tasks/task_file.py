@@ -1,17 +1,6 @@
-"""Read tasks from a YAML file with common keys and one mapping per task.
-
-    category: classification/topic
-    kind: classification
-    tasks:
-      ag_news:
-        source: {path: ag_news, test: test}
-        input: "{text}"
-        output: "{label|name}"
-        labels: [World, Sports, Business, Sci/Tech]
-        metric: Classification-F1
+"""Read tasks from a YAML file; `docs/reference/task_files.md` describes the keys.
 
 A key above `tasks` holds for all of them; a task's own key takes precedence.
-`docs/reference/task_files.md` describes the keys.
 """
 
 import re
@@ -37,9 +26,8 @@ _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 def load_tasks(path: str | Path) -> Mapping[str, Task]:
     """Return the tasks of a YAML file by name; data files are relative to its folder.
 
-    Raises:
-        TaskError: If the file cannot be read, or a task is malformed or has the name of a task of
-            CrossFit.
+    Raises a `TaskError` if the file cannot be read, or a task is malformed or has the name of a
+    task of CrossFit.
     """
     path = Path(path)
     text = read_text(path, TaskError)
@@ -54,12 +42,7 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
 
 @cache
 def crossfit() -> Mapping[str, Task]:
-    """Return the 160 tasks of CrossFit by name, in alphabetical order.
-
-    References:
-        Ye, Lin and Ren, CrossFit: A Few-shot Learning Challenge for Cross-task Generalization in
-        NLP, EMNLP 2021, arXiv:2104.08835.
-    """
+    """Return the 160 tasks of CrossFit by name, in alphabetical order."""
     folder = files("mttl.tasks").joinpath("crossfit")
     tasks = {}
     for file in folder.iterdir():
@@ -80,16 +63,13 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
             name = str(name)
         where = f"{place}, task '{name}'"
         keys = {**shared, **own} if isinstance(own, dict) else {}
-        problem = ""
         if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
-            problem = (
-                "a name must consist of letters, digits, '_', '-' and '.', because it is part of "
-                "file names; quote it if it looks like a number or a boolean"
+            raise TaskError(
+                f"{where}: a name must consist of letters, digits, '_', '-' and '.', because it is "
+                "part of file names; quote it if it looks like a number or a boolean"
             )
-        elif not isinstance(own, dict) or "name" in keys:
-            problem = f"{shown(own)} must be a mapping of settings without a 'name'"
-        if problem:
-            raise TaskError(f"{where}: {problem}")
+        if not isinstance(own, dict) or "name" in keys:
+            raise TaskError(f"{where}: {shown(own)} must be a mapping of settings without a 'name'")
         if isinstance(own.get("source"), dict) and isinstance(shared.get("source"), dict):
             keys["source"] = {**shared["source"], **own["source"]}
         tasks[str(name)] = _task(str(name), keys, where, folder or Path())

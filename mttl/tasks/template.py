@@ -2,13 +2,13 @@
 
 ``{field|filter|...}`` is the field after its filters, left to right; ``{a.b}`` is field b of a, or
 of each item of a list a; ``{[a,b]}`` is the list of these fields; other text is copied. A template
-is compiled once into functions that process many records at a time, column by column.
+is compiled once into a function of a record.
 """
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from functools import reduce
 from typing import Any
 
 from mttl.io.errors import TaskError, nearest
@@ -24,8 +24,7 @@ from mttl.tasks.filters import (
 )
 
 Record = Mapping[str, Any]
-Column = list[Any]
-Read = Callable[[Sequence[Record]], Column]
+Read = Callable[[Record], Any]
 
 ARGUMENT_FILTERS = ("at", "at1", "join", "pick")
 LABEL_FILTERS = ("name", "name1")
@@ -34,31 +33,20 @@ _PARTS = re.compile(r"\{([^{}]*)\}")
 
 
 def compile_template(template: str, labels: Sequence[str] = ()) -> Read:
-    """Return a function from records to the texts of the template.
+    """Return a function from a record to the text of the template.
 
-    Raises:
-        TaskError: If the template is malformed.
+    Raises a `TaskError` if the template is malformed.
     """
     pieces = _PARTS.split(template)
     literals = pieces[0::2]
     if any("{" in literal or "}" in literal for literal in literals):
         raise TaskError(f"the template '{template}' has an unmatched brace")
     fields = [
-        _named(field.partition("|")[0], _written(compile_field(field, labels, template)))
+        _named(field.partition("|")[0], compile_field(field, labels, template), as_text)
         for field in pieces[1::2]
     ]
-    if len(fields) == 1 and literals == ["", ""]:
-        return fields[0]
-
-    def fill(records: Sequence[Record]) -> Column:
-        columns: list[Any] = [repeat(literals[0], len(records))]
-        for field, literal in zip(fields, literals[1:], strict=True):
-            columns.append(field(records))
-            if literal:
-                columns.append(repeat(literal))
-        return list(map("".join, zip(*columns, strict=False)))
-
-    return fill
+    form = "%s".join(literal.replace("%", "%%") for literal in literals)
+    return lambda record: form % tuple([read(record) for read in fields])
 
 
 def template_fields(template: str) -> set[str]:
@@ -72,32 +60,25 @@ def template_fields(template: str) -> set[str]:
     return found
 
 
-def _written(read: Read) -> Read:
-    return lambda records: texts(read(records))
-
-
 def compile_values(template: str, labels: Sequence[str] = ()) -> Read:
-    """Return a function from records to the values of a template with a single field.
+    """Return a function from a record to the value of a template with a single field.
 
-    For other templates it returns texts, as `compile_template`.
+    For other templates it returns a text, as `compile_template`.
     """
     lone = _PARTS.fullmatch(template)
     return compile_field(lone[1], labels, template) if lone else compile_template(template, labels)
 
 
 def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
-    """Return a function from records to the truth of ``{field} is [not] value or value``.
+    """Return a function from a record to the truth of ``{field} is [not] value or value``.
 
     Conditions may be joined by ``and``. Values are compared as text; ``empty`` is white space, and
-    booleans are ``true`` or ``false``.
-
-    Raises:
-        TaskError: If the condition is malformed.
+    booleans are ``true`` or ``false``. Raises a `TaskError` if the condition is malformed.
     """
     parts = re.split(r" and (?=\{[^{}]*\} is )", condition)
     if len(parts) > 1:
         each = [compile_condition(part, labels) for part in parts]
-        return lambda records: list(map(all, zip(*(one(records) for one in each), strict=True)))
+        return lambda record: all([one(record) for one in each])
     match = re.fullmatch(r"(\{[^{}]*\}) is (not )?(.+)", condition)
     if match is None:
         raise TaskError(
@@ -107,7 +88,7 @@ def compile_condition(condition: str, labels: Sequence[str] = ()) -> Read:
     read = compile_values(match[1], labels)
     values = {"" if value == "empty" else value for value in match[3].split(" or ")}
     wanted = match[2] is None
-    return lambda records: [(_comparable(value) in values) is wanted for value in read(records)]
+    return lambda record: (_comparable(read(record)) in values) is wanted
 
 
 def _comparable(value: Any) -> str:
@@ -118,38 +99,21 @@ def _comparable(value: Any) -> str:
 
 
 def compile_field(field: str, labels: Sequence[str], template: str) -> Read:
-    """Return a function from records to the values of a field.
+    """Return a function from a record to the value of a field.
 
-    Raises:
-        TaskError: If the field is malformed.
+    Raises a `TaskError` if the field is malformed.
     """
     name, *filters = field.split("|")
     if not name.strip(" []"):
         raise TaskError(f"the template '{template}' has a field without a name: '{{{field}}}'")
     read = _field(name)
     for filter_ in filters:
-        read = _named(name, _filter(filter_, read, labels, template))
+        read = _filtered(filter_, name, read, labels, template)
     return read
 
 
-def texts(column: Column) -> list[str]:
-    """Return a column of texts and numbers as texts.
-
-    Raises:
-        RecordError: If a value is neither text nor number.
-    """
-    kinds = set(map(type, column))
-    if kinds <= {str}:
-        return column
-    return list(map(str if kinds <= {str, int} else as_text, column))
-
-
 def as_text(value: Any) -> str:
-    """Return a text or a number as text.
-
-    Raises:
-        RecordError: If it is neither.
-    """
+    """Return a text or a number as text; raises a `RecordError` if it is neither."""
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -163,133 +127,109 @@ def as_text(value: Any) -> str:
 def _field(field: str) -> Read:
     if field.startswith("[") and field.endswith("]"):
         fields = [_field(name.strip()) for name in field[1:-1].split(",")]
-        return lambda records: [
-            list(items) for items in zip(*(read(records) for read in fields), strict=True)
-        ]
-    first, *path = field.split(".")
+        return lambda record: [read(record) for read in fields]
+    keys = field.split(".")
 
-    def read(records: Sequence[Record]) -> Column:
-        if path and isinstance(records[0], Mapping) and field in records[0]:
-            keys = [field]  # a column whose name has a dot
-        else:
-            keys = [first, *path]
+    def read(record: Record) -> Any:
+        is_mapping = isinstance(record, Mapping)
         try:
-            column = [record[keys[0]] for record in records]
-            for key in keys[1:]:
-                column = [_follow(value, key) for value in column]
+            # The name of a column may have a dot.
+            return reduce(_follow, [field] if is_mapping and field in record else keys, record)
         except (KeyError, TypeError) as error:
-            what = f"the record is {shown(records[0])}; it must be a mapping of fields"
-            if isinstance(records[0], Mapping):
-                there = ", ".join(map(str, records[0]))
+            what = f"the record is {shown(record)}; it must be a mapping of fields"
+            if is_mapping:
+                there = ", ".join(map(str, record))
                 what = f"the field '{field}' is missing; the record has {there}"
             raise FieldError(what) from error
-        return column
 
-    return _named(field, read)
+    return read
 
 
 def _follow(value: Any, key: str) -> Any:
     return [_follow(item, key) for item in value] if isinstance(value, list) else value[key]
 
 
-def _named(field: str, read: Read) -> Read:
-    """Add the field's name to errors."""
-
-    def named(records: Sequence[Record]) -> Column:
-        try:
-            return read(records)
-        except FieldError:
-            raise
-        except RecordError as error:
-            raise FieldError(f"the field '{field}' {error}") from error
-
-    return named
+def _named(field: str, read: Read, function: Callable[[Any], Any]) -> Read:
+    return lambda record: _applied(field, read(record), function)
 
 
-def _filter(filter_: str, read: Read, labels: Sequence[str], template: str) -> Read:
-    """Return a column function with one more filter."""
+def _applied(field: str, value: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to the value of a field, which errors name."""
+    try:
+        return function(value)
+    except FieldError:
+        raise
+    except RecordError as error:
+        raise FieldError(f"the field '{field}' {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"is {shown(value)}, which is malformed ({error!r})"
+        raise FieldError(f"the field '{field}' {what}") from error
+
+
+def _filtered(filter_: str, field: str, read: Read, labels: Sequence[str], template: str) -> Read:
+    """Return the function of a field with one more filter."""
     name, colon, argument = filter_.partition(":")
-    problem = ""
+    place = f"the template '{template}'"
     if name not in FILTERS:
-        problem = (
-            f" has an unknown filter '{name}'.{nearest(name, FILTERS)} Filters: "
-            f"{', '.join(sorted(FILTERS))}"
-        )
-    elif (name in ("at", "at1", "pick")) is not bool(argument) and name != "join":
+        known = f"{nearest(name, FILTERS)} Filters: {', '.join(sorted(FILTERS))}"
+        raise TaskError(f"{place} has an unknown filter '{name}'.{known}")
+    if (name in ("at", "at1", "pick")) is not bool(argument) and name != "join":
         form = f"{name}:FIELD" if name in ARGUMENT_FILTERS else name
-        problem = f": write the filter '{filter_}' as '{form}'"
-    elif name in LABEL_FILTERS and not labels:
-        problem = f" uses the filter '{name}', but the task has no labels"
-    if problem:
-        raise TaskError(f"the template '{template}'{problem}")
-    if name in LABEL_FILTERS:
-        return _names(read, labels, start=int(name == "name1"))
+        raise TaskError(f"{place}: write the filter '{filter_}' as '{form}'")
+    if name in LABEL_FILTERS and not labels:
+        raise TaskError(f"{place} uses the filter '{name}', but the task has no labels")
     if name in ("at", "at1", "pick"):
-        return _choice(read, name, argument)
-    if name == "join":
+        return _chosen(name, field, read, argument)
+    if name in LABEL_FILTERS:
+        function = _label_names(labels, start=int(name == "name1"))
+    elif name == "join":
         separator = argument if colon else " "
-        return _mapped(read, lambda items: separator.join(map(as_text, _items(items))))
-    if name in LIST_FILTERS:
-        function = LIST_FILTERS[name]
-        return _mapped(read, lambda items: function(_items(items)))
-    if name in CHOICE_FILTERS:
-        return _mapped(read, CHOICE_FILTERS[name])
-    return _texts_mapped(read, TEXT_FILTERS[name])
+        function = lambda items: separator.join(map(as_text, _items(items)))  # noqa: E731
+    elif name in LIST_FILTERS:
+        function = lambda items: LIST_FILTERS[name](_items(items))  # noqa: E731
+    else:
+        function = CHOICE_FILTERS.get(name) or _of_texts(TEXT_FILTERS[name])
+    return _named(field, read, function)
 
 
-def _mapped(read: Read, function: Callable[[Any], Any]) -> Read:
-    def mapped(records: Sequence[Record]) -> Column:
-        column = read(records)
-        try:
-            return list(map(function, column))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"is {shown(column[0])}, which is malformed ({error!r})") from error
-
-    return mapped
-
-
-def _texts_mapped(read: Read, function: Callable[[str], str]) -> Read:
+def _of_texts(function: Callable[[str], str]) -> Callable[[Any], Any]:
     def each(value: Any) -> Any:
         return list(map(each, value)) if isinstance(value, list) else function(as_text(value))
 
-    def mapped(records: Sequence[Record]) -> Column:
-        column = read(records)
-        return list(map(function if set(map(type, column)) <= {str} else each, column))
-
-    return mapped
+    return each
 
 
-def _names(read: Read, labels: Sequence[str], start: int) -> Read:
+def _label_names(labels: Sequence[str], start: int) -> Callable[[Any], str]:
     table: dict[Any, str] = {}
     for index, label in enumerate(labels, start):
         table[index] = table[str(index)] = label
 
-    def named(records: Sequence[Record]) -> Column:
-        column = read(records)
+    def named(value: Any) -> str:
         try:
-            return [table[value] for value in column]
+            return table[value]
         except (KeyError, TypeError) as error:
             allowed = ", ".join(f"{n} ({label})" for n, label in list(enumerate(labels, start))[:9])
             more = ", ..." if len(labels) > 9 else ""
-            raise RecordError(f"is {shown(column[0])}; it must be {allowed}{more}") from error
+            raise RecordError(f"is {shown(value)}; it must be {allowed}{more}") from error
 
     return named
 
 
-def _choice(read: Read, name: str, argument: str) -> Read:
-    read_index = _field(argument)
-    start = int(name == "at1")
+def _chosen(name: str, field: str, read: Read, argument: str) -> Read:
+    """Return a function from a record to the item of a field at an index or label."""
+    read_index, start = _field(argument), int(name == "at1")
 
-    def chosen(records: Sequence[Record]) -> Column:
-        column, indices = read(records), read_index(records)
-        try:
-            if name == "pick":
-                return list(map(pick, column, indices))
-            return [item_at(_items(v), i, start) for v, i in zip(column, indices, strict=True)]
-        except RecordError as error:
-            raise FieldError(f"the field '{argument}' {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"is {shown(column[0])}, which is malformed ({error!r})") from error
+    def chosen(record: Record) -> Any:
+        value, index = read(record), read_index(record)
+
+        def select(value: Any) -> Any:
+            items = value if name == "pick" else _items(value)
+            try:
+                return pick(items, index) if name == "pick" else item_at(items, index, start)
+            except RecordError as error:
+                raise FieldError(f"the field '{argument}' {error}") from error
+
+        return _applied(field, value, select)
 
     return chosen
 

@@ -45,11 +45,10 @@ class GracefulStop(Checkpoint):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._listening.enter_context(handling(self._leave))
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_test_end(self, *args: Any) -> None:
         self._listening.close()
 
-    def on_exception(self, *args: Any) -> None:
-        self._listening.close()
+    on_exception = on_test_end
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
         asked = self.request.received is not None and not self.last.accumulating

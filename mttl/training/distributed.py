@@ -23,13 +23,13 @@ from torch.optim import Optimizer
 
 from mttl.checkpoints.whole_tensors import (
     for_first,
-    is_first,
     is_sharded,
     load_whole,
     of_first,
     spread_like,
 )
 from mttl.moe.parallel import shard_experts
+from mttl.runtime.processes import rank
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import block_paths
 
@@ -68,11 +68,7 @@ def tell_scales(model: nn.Module) -> None:
 
 
 def _receive(unit: nn.Module, device: torch.device, received: set[nn.Module]) -> None:
-    """Copy the first process's parameters and buffers of a unit to each process's device.
-
-    Modules already in ``received`` are skipped. The scales of 4-bit weights are stored on their
-    modules, where bitsandbytes looks for them if a gathered weight has none.
-    """
+    """Copy the first process's tensors of a unit's new modules to each process's device."""
     found = [
         (module, name, tensor)
         for module in unit.modules()
@@ -89,7 +85,7 @@ def _receive(unit: nn.Module, device: torch.device, received: set[nn.Module]) ->
         if tensor not in copies:
             copies[tensor] = _tensor_of_first(tensor, dtype, shape, device)
         setattr(module, name, copies[tensor])
-        if state is not None:
+        if state is not None:  # scales of 4-bit weights, where bitsandbytes looks for them
             state.to(device)
             module.quant_state = state
 
@@ -97,7 +93,7 @@ def _receive(unit: nn.Module, device: torch.device, received: set[nn.Module]) ->
 def _tensor_of_first(
     tensor: Tensor, dtype: torch.dtype, shape: torch.Size, device: torch.device
 ) -> Tensor:
-    if is_first():
+    if rank() == 0:
         value = tensor.detach().to(device).contiguous()
     else:
         value = torch.empty(shape, dtype=dtype, device=device)
@@ -109,10 +105,7 @@ def _tensor_of_first(
 
 
 def _placement(n_processes: int, parameter: nn.Parameter) -> Shard | None:
-    """Shard along the first axis that is divisible by the number of processes.
-
-    The first axis of skills is often shorter than the number of processes.
-    """
+    """Shard along the first axis that is divisible by the number of processes."""
     sizes = enumerate(parameter.shape)
     return next((Shard(axis) for axis, size in sizes if size % n_processes == 0), None)
 

@@ -98,8 +98,7 @@ class ExperimentLogger(_RunLogger):
     def open(self, settings: Mapping[str, Any]) -> None:
         """Start the logger in the first process, before the run writes other files.
 
-        Raises:
-            ConfigError: If the logger does not start; its files are removed.
+        Raises a `ConfigError` if the logger does not start; its files are removed.
         """
         self._is_new = not self.path.exists()
         try:
@@ -282,11 +281,7 @@ def experiment_loggers(trainer: pl.Trainer) -> list[ExperimentLogger]:
 
 
 def open_loggers(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
-    """Start all experiment loggers, or none.
-
-    Raises:
-        ConfigError: If a logger does not start; the others are removed.
-    """
+    """Start all experiment loggers; if one does not start, the others are removed."""
     with ExitStack() as opened:
         for logger in experiment_loggers(trainer):
             logger.open(settings)

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mttl.models.teacher_forcing import at_places
 from mttl.routing.token.masks import IGNORED
 
 
@@ -52,13 +53,6 @@ def divergences(first: Float[Tensor, "N V"], second: Float[Tensor, "N V"]) -> Fl
     r"""Return :math:`\frac12 (\mathrm{KL}(p \| q) + \mathrm{KL}(q \| p))` from logits."""
     p, q = first.float().log_softmax(-1), second.float().log_softmax(-1)
     return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum(-1)
-
-
-def at_places(
-    losses: Float[Tensor, "N"], places: Int[Tensor, "N"], targets: Int[Tensor, "B L"]
-) -> Float[Tensor, "B L"]:
-    """Return losses of some positions in a tensor of all positions, 0 elsewhere."""
-    return losses.new_zeros(targets.numel()).index_copy(0, places, losses).view_as(targets)
 
 
 def global_mean(

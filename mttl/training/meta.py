@@ -5,13 +5,11 @@ Inner steps are not differentiated.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mttl.training.loss import global_mean
 from mttl.training.text_to_text import TextToTextModule
 
 Loss = Callable[[], Tensor]
@@ -51,12 +49,7 @@ class MetaModule(TextToTextModule):
             {name: value[own] for name, value in own_fields.items()} for own in rows.chunk(n_parts)
         ]
 
-        def loss(own: Mapping[str, Any]) -> Tensor:
-            losses, labels, routing = self.training_losses(own)
-            prior = self.model.router.prior_loss().to(losses.device)
-            return global_mean(losses, labels) + prior + sum(routing.losses.values())
-
-        return [partial(loss, own) for own in parts]
+        return [lambda own=own: self.whole_loss(own)[0] for own in parts]
 
 
 def maml_gradients(
@@ -134,7 +127,6 @@ def _gradients(parameters: Sequence[Tensor], loss: Tensor) -> list[Tensor]:
 
 
 def _descend(parameters: Sequence[Tensor], loss: Tensor, rate: float) -> None:
-    """Take one step of gradient descent."""
     found = _gradients(parameters, loss)
     with torch.no_grad():
         for value, own in zip(parameters, found, strict=True):

@@ -46,6 +46,11 @@ class ResumableModule(pl.LightningModule):
         # `on_load_checkpoint` checks all except frozen weights.
         self.strict_loading = False
 
+    def setup(self, stage: str) -> None:
+        # Lightning restores weights before this conversion, which would round them.
+        if self.trainer.precision == "64-true":
+            self.double()
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return the optimizer with one group per role, and its schedule by step."""
         mixed = str(self.trainer.precision).endswith("mixed")
@@ -83,8 +88,7 @@ class ResumableModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that all trained tensors exist, and keep the random states for the start.
 
-        Raises:
-            CheckpointError: If a trained tensor is missing.
+        Raises a `CheckpointError` if a trained tensor is missing.
         """
         shard_checkpoint(self, checkpoint, self._in_order())
         missing = sorted(set(self._kept(self.state_dict())) - set(checkpoint["state_dict"]))

@@ -99,13 +99,6 @@ class RoutingMonitor(HistoryMonitor):
         if self.is_due(trainer):
             self._record(trainer, pl_module)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._record(trainer, pl_module)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._record(trainer, pl_module)
-
     def _record(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Record the routing, at most once per step."""
         router: TaskRouter = pl_module.model.router  # type: ignore[assignment, union-attr]
@@ -118,6 +111,8 @@ class RoutingMonitor(HistoryMonitor):
         self.record(trainer, statistics, names, weights=weights.astype(np.float16))
         for logger in experiment_loggers(trainer):
             logger.log_image("routing", routing_image(weights), trainer.global_step)
+
+    on_validation_end = on_train_end = _record
 
 
 def routing_weights(router: TaskRouter) -> np.ndarray:

@@ -22,10 +22,8 @@ def check_packing(model: SkilledModel, packed_length: int) -> None:
     """Raise a `ConfigError` if rows of one sequence influence each other.
 
     A few tokens are run alone and after two other texts; the logits must agree. Sharded models are
-    tested in the first process, which has the weights.
-
-    Raises:
-        ConfigError: If the router reads prompts, or rows are not independent.
+    tested in the first process, which has the weights. Raises a `ConfigError` if the router reads
+    prompts, or rows are not independent.
     """
     setting = f"data.packed_length ({packed_length})"
     if "prompts" in model.router.seen:

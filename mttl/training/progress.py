@@ -37,22 +37,26 @@ class TrainingProgress(ProgressBar):
         if self._training is not None:
             self._training.set(trainer.global_step, lambda: _loss(trainer))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._close()
+    def on_train_end(self, *args: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._training = self._evaluation = None
 
-    def on_exception(self, *args: Any) -> None:
-        self._close()  # so that a message starts on a new line
+    on_exception = on_train_end  # so that a message starts on a new line
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._evaluation = self._count("validating", int(sum(trainer.num_val_batches)))
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._advance_evaluation()
+        if self._evaluation is not None:
+            self._evaluation.advance()
+
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._end_evaluation()
+        self.on_test_end()
         score = trainer.callback_metrics.get("val/score")
-        if self._enabled and score is not None and not trainer.sanity_checking:
+        if self._enabled and score is not None:
             self.console.print(
                 f"step {trainer.global_step}: mean score {100 * float(score):.1f} % on development "
                 "rows",
@@ -62,11 +66,12 @@ class TrainingProgress(ProgressBar):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._evaluation = self._count("answering batches", int(sum(trainer.num_test_batches)))
 
-    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._advance_evaluation()
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._end_evaluation()
+    def on_test_end(self, *args: Any) -> None:
+        if self._evaluation is not None:
+            self._evaluation.remove()
+        self._evaluation = None
+        if self._training is None:
+            self.on_train_end()
 
     def _count(self, name: str, total: int, done: int = 0) -> Count | None:
         if not self._enabled:
@@ -76,22 +81,6 @@ class TrainingProgress(ProgressBar):
             self._bar = counting_bar(self.console, *more)
             self._bar.start()
         return Count(self.console, self._bar, name, total, done)
-
-    def _advance_evaluation(self) -> None:
-        if self._evaluation is not None:
-            self._evaluation.advance()
-
-    def _end_evaluation(self) -> None:
-        if self._evaluation is not None:
-            self._evaluation.remove()
-        self._evaluation = None
-        if self._training is None:
-            self._close()
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        self._bar = self._training = self._evaluation = None
 
 
 def _loss(trainer: pl.Trainer) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from mttl.aggregation.packed_weights import stored
 from mttl.analysis.token_counts import TokenCounts
 from mttl.analysis.token_record import write_token_record
-from mttl.checkpoints.whole_tensors import is_first, whole_parameters
+from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.config.data_schema import Data
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.files import write_table
@@ -26,6 +26,7 @@ from mttl.metrics.crossfit import score_answers
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.task.task_router import TaskRouter
+from mttl.runtime.processes import rank
 from mttl.runtime.text_table import TextTable
 from mttl.skills.attach import Attachment
 from mttl.skills.attention import AttendedInventory
@@ -176,7 +177,7 @@ def write_routing(
         with whole_parameters(router):
             weights, probabilities = routing_weights(router), as_rows(router.probabilities())
     heads = head_names(tuple(groups), weights.shape[0])
-    if is_first():
+    if rank() == 0:
         arrays = {"weights": weights, "probabilities": probabilities}
         write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))
 
@@ -225,7 +226,7 @@ def write_token_routing(
 ) -> None:
     """Write ``token_routing.npz``: expert choices of tokens, by teacher forcing."""
     counts = count_tokens(module, batches)
-    if not is_first():
+    if rank() > 0:
         return
     tokenizer: Any = module.tokenizer
     write_token_record(

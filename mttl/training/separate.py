@@ -19,8 +19,7 @@ from mttl.training.text_to_text import TextToTextModule
 def separate_steps(optim: Optim, tasks: Sequence[str], max_steps: int) -> dict[int, int] | None:
     """Return the own steps of tasks by id, or None if tasks are not trained separately.
 
-    Raises:
-        ConfigError: If a task is unknown, or the longest training is not ``max_steps``.
+    Raises a `ConfigError` if a task is unknown, or the longest training is not ``max_steps``.
     """
     if not optim.separate:
         return None
@@ -100,12 +99,9 @@ def _rate(optim: Optim, own: TaskOptim, n_steps: int) -> Callable[[int], float]:
 
 
 def _scale_updates(optimizer: Optimizer, shares: Callable[[], list[float]]) -> None:
-    """Multiply the update of each slice by its share of the learning rate, after every step.
-
-    The updates of Adam and AdamW, weight decay included, are proportional to the learning rate,
-    and their moments do not depend on it. So this is exactly a learning rate per slice, which the
-    scaling of gradients is not.
-    """
+    """Multiply the update of each slice by its share of the learning rate, after every step."""
+    # The updates of Adam and AdamW, weight decay included, are proportional to the learning rate,
+    # and their moments do not depend on it, so this is exactly a learning rate per slice.
     before: list[Tensor] = []
 
     def remember(*_: Any) -> None:

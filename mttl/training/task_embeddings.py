@@ -16,8 +16,7 @@ N_EXAMPLES = 16
 def embed_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
     """Compute the task embeddings that the model's router requires, if any.
 
-    Raises:
-        TaskError: If a task has no description, or no training row.
+    Raises a `TaskError` if a task has no description, or no training row.
     """
     for name in model.router.seen:
         if name == "prompts":  # computed per example

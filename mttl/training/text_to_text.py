@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from lightning_fabric.plugins import Precision
 from torch import Tensor, nn
-from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
 from mttl.checkpoints.run_callbacks import not_finite
@@ -23,13 +22,13 @@ from mttl.io.errors import ConfigError, TrainingError, raised_as
 from mttl.metrics.crossfit import add_answers, build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
-from mttl.models.teacher_forcing import forced_logits
+from mttl.models.teacher_forcing import at_places, forced_logits
 from mttl.moe.parallel import shared_parameters
 from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.distributed import shard_model
-from mttl.training.loss import answer_losses, at_places, divergences, example_means, global_mean
+from mttl.training.loss import answer_losses, divergences, example_means, global_mean
 from mttl.training.module import ResumableModule
 from mttl.training.token_balance import LOADS, token_loads
 
@@ -84,7 +83,7 @@ class TextToTextModule(ResumableModule):
         self.option_scorer: OptionScorer | None = None
         self.option_training: OptionTraining | None = None
         # Lists by task id, because task names may be invalid as module names.
-        self.scores = nn.ModuleList(build_metric(metric) for metric in metrics.values())
+        self.scores: Any = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of validation losses per task.
         self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
@@ -96,10 +95,6 @@ class TextToTextModule(ResumableModule):
         if self.device_mesh is not None:
             device = self.trainer.strategy.root_device
             shard_model(self.model, self.device_mesh["data_parallel"], device)
-
-    @property
-    def _metrics(self) -> list[Metric]:
-        return [metric for metric in self.scores if isinstance(metric, Metric)]
 
     def nll(
         self, batch: Mapping[str, Any], label_smoothing: float = 0.0
@@ -129,6 +124,12 @@ class TextToTextModule(ResumableModule):
             routing.add_losses(self.option_training.losses(self.model, batch))
         return losses, labels, routing
 
+    def whole_loss(self, batch: Mapping[str, Any]) -> tuple[Float[Tensor, ""], Routing]:
+        """Return the loss of a batch with the prior and auxiliary losses, and the routing."""
+        losses, labels, routing = self.training_losses(batch)
+        prior = self.model.router.prior_loss().to(losses.device)
+        return global_mean(losses, labels) + prior + sum(routing.losses.values()), routing
+
     def _losses(
         self,
         logits: Float[Tensor, "N V"],
@@ -151,10 +152,8 @@ class TextToTextModule(ResumableModule):
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the loss of a batch, including the router's prior and auxiliary losses.
 
-        With token routing, the experts' loads are returned as well.
-
-        Raises:
-            DivergedError: If the loss of the previous step was not finite.
+        With token routing, the experts' loads are returned as well. Raises a `DivergedError` if the
+        loss of the previous step was not finite.
         """
         losses, labels, routing = self.training_losses(batch)
         loss = global_mean(losses, labels, batch.get("step_tokens"))
@@ -218,14 +217,14 @@ class TextToTextModule(ResumableModule):
         for row in self.predict(batch):
             by_task.setdefault(row.task_id, []).append(row)
         for task_id, rows in by_task.items():
-            metric, name = self._metrics[task_id], self.metric_names[task_id]
-            add_answers(metric, name, *answers_of(rows))
+            name = self.metric_names[task_id]
+            add_answers(self.scores[task_id], name, *answers_of(rows))
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss and score of every task, and their means over tasks."""
         # Every process computes every metric, because metrics synchronise.
-        scores = [computed(metric) for metric in self._metrics]
-        for metric in self._metrics:
+        scores = [computed(metric) for metric in self.scores]
+        for metric in self.scores:
             metric.reset()
         totals = self.trainer.strategy.reduce(self.loss_totals, reduce_op="sum")
         seen = totals[1].nonzero().flatten().tolist()
@@ -247,7 +246,6 @@ class TextToTextModule(ResumableModule):
         self.answers.clear()
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Add the model's answers on a batch to ``answers``."""
         self.answers.extend(self.predict(batch))
 
     def predict(self, batch: Mapping[str, Any]) -> list[Prediction]:

@@ -191,8 +191,8 @@ def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "messages"),
     [
-        ({"format_version": 2}, ["format_version: 2 must be 1. Use the version"]),
-        ({"format_version": None}, ["format_version: null must be 1. Use the version"]),
+        ({"format_version": 2}, ["has no facts of format 1. Use the version"]),
+        ({"format_version": None}, ["has no facts of format 1. Use the version"]),
         (
             {"settings": {"rnk": 3}},
             [

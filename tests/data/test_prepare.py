@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from mttl.data import prepare as module
-from mttl.data import prompt_form
-from mttl.data.prompt_form import PromptForm, check_codes, task_code
+from mttl.data.prompt_form import PromptForm, task_code
 from mttl.io.errors import TaskError
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import line_of
@@ -173,10 +172,3 @@ def test_a_code_never_changes_and_tells_nothing_of_the_parts_of_a_name() -> None
         same[related] += [a == b for a, b in zip(first, second, strict=True)]
     for found in same.values():
         assert sum(found) / len(found) == pytest.approx(1 / 26, abs=0.01)
-
-
-def test_two_tasks_of_one_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_form, "task_code", lambda task: task[0])
-    with pytest.raises(TaskError, match="tasks 'aa' and 'ab' have the same code 'a'"):
-        check_codes(["aa", "b", "ab"])
-    check_codes(["aa", "aa"])  # one task twice is allowed

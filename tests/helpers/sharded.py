@@ -23,7 +23,6 @@ from helpers.skills import INVENTORIES, OTHERS, PLACED, attach_kind, kind_class,
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import (
     for_first,
-    is_first,
     load_whole,
     of_first,
     whole,
@@ -208,7 +207,7 @@ def compare(name: str, rank: int, mesh: Any) -> dict[str, Any]:
     restored = {key: whole(value) for key, value in model.state_dict().items()}
     everyone: list[Any] = [None, None]
     dist.all_gather_object(everyone, found)
-    if not is_first():
+    if dist.get_rank():
         assert not any(state[key].numel() for key, _ in alone.named_parameters()), name
         return {}
     return {

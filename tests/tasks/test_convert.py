@@ -54,7 +54,7 @@ def test_the_row_to_blame_is_named(bad, message, number):
 
 def test_a_mistake_of_the_source_stays_its_own():
     def broken():
-        yield RECORDS[0]
+        yield RECORDS[0] | {"sentence": "a <mask>"}
         raise TaskError("cut short")
 
     with pytest.raises(TaskError, match=r"^cut short$"):

@@ -14,7 +14,6 @@ def test_names_with_digits_and_underscores_are_parsed_from_the_end(make_gym):
     assert gym.tasks() == sorted(ODD_NAMES)
     for task in ODD_NAMES:
         assert gym.samples(task) == [13, 100]
-        assert gym.shots(task) == 32
         assert gym.rows(task, "train", 13)[1] == Row(f"{task} train 13 1", ("answer 1", "other 1"))
 
 
@@ -37,8 +36,6 @@ def add(gym, name, text="a\tb\n"):
          r"no sample 7 in .*present: 13, 100"),
         (lambda gym: add(gym, "one_32_100_train.tsv"), Gym.tasks,
          r"two train files for sample 100.*one_16_100.*one_32_100"),
-        (lambda gym: add(gym, "one_32_21_train.tsv"), lambda gym: gym.shots("one"),
-         r"task 'one' has files of several k \(16, 32\)"),
         (lambda gym: add(gym, "one_16_100_train.tsv", "a\tb\nbroken\n"),
          lambda gym: gym.rows("one", "train", 100), "one_16_100_train.tsv, line 2: no tab"),
         (lambda gym: None, lambda gym: gym.metric("one"),
@@ -65,7 +62,6 @@ def test_files_of_all_rows_name_no_number(make_gym):
     for path in list((gym.directory / "one").iterdir()):
         path.rename(path.with_name(path.name.replace("_16_", "_all_")))
     gym = Gym(gym.directory)
-    assert gym.shots("one") is None
     assert len(gym.rows("one", "dev", 13)) == 4
 
 

@@ -202,7 +202,7 @@ def test_names_splits_and_notes(tmp_path, monkeypatch) -> None:
     ("files", "message"),
     [
         ({}, "'data' has no data: files must end in one of .tsv, .csv"),
-        ({"x.csv": b"a,b\n\xff,c\n"}, r"x.csv, line 2: byte 1 \(0xff\) is not valid UTF-8"),
+        ({"x.csv": b"a,b\n\xff,c\n"}, r"x.csv, line 2 must be UTF-8 text; byte 1 \(0xff\) is not"),
         ({"x.parquet": b"PAR1"}, r"'data/x\.parquet' cannot be read \(.*\); copy it again"),
         ({"x.csv": b"a,label\nx,y\n"}, "k is 1, so train would take all|no line"),
         ({"x.csv": b"a,b\n", "x_train.csv": b"a,b\n"}, "are both train of 'x'; join or rename"),

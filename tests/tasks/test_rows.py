@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mttl.io.errors import TaskError
-from mttl.tasks.rows import Row, line_of, read_records, read_rows
+from mttl.tasks.rows import Row, RowFile, line_of, read_records
 
 PATH = Path("task_16_100_train.tsv")
 
@@ -16,7 +16,7 @@ PATH = Path("task_16_100_train.tsv")
 def parse_rows(data, path, max_rows=None):
     with TemporaryDirectory() as folder:
         (Path(folder) / path).write_bytes(data)
-        return read_rows(Path(folder) / path, max_rows)
+        return list(RowFile.scan(Path(folder) / path).rows(max_rows))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ JSON = Path("task_16_100_train.jsonl")
         (PATH, b"a\tb\nno answer\n", "line 2: no tab between input and output in 'no answer'."),
         (PATH, b"a\tb\n \r\n\tc\n", r"line 3: the input is empty"),
         (PATH, b"a\tb\t \tc\n", "line 1: output 2 of 3 is empty"),
-        (PATH, b"a\tb\nc\td\xff\n", r"line 2: byte 4 \(0xff\) is not valid UTF-8"),
+        (PATH, b"a\tb\nc\td\xff\n", r"line 2 must be UTF-8 text; byte 4 \(0xff\) is not"),
         (JSON, b"", "is empty; it must have at least one line '\\{\"input"),
         (JSON, b"a\tb", r"line 1, column 1: not valid JSON"),
         (JSON, b'["a"]', r'line 1: .* is not a row; it must look like \{"input": "..."'),
@@ -132,7 +132,11 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
             '{"a": 1}\n[1]\n',
             r"x\.jsonl, line 2: contains \[1\]; it must contain an object",
         ),
-        ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2: byte 8 \(0xff\) is not valid UTF-8"),
+        (
+            "x.jsonl",
+            b'{"a": 1}\n{"a": "\xff"}\n',
+            r"line 2 must be UTF-8 text; byte 8 \(0xff\) is not",
+        ),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv, line 2: unexpected end of data"),
         ("x.txt", "", " must end in one of .tsv, .csv, .jsonl"),

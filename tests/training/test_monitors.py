@@ -60,9 +60,9 @@ class Watched:
         self.monitor = RoutingMonitor(folder, GROUPS, TASKS)
         self.metrics = MetricsFile(folder / "metrics.csv")
 
-    def at(self, step: int, hook: str, *, sanity: bool = False, first: bool = True) -> None:
+    def at(self, step: int, hook: str, *, first: bool = True) -> None:
         trainer: Any = SimpleNamespace(
-            global_step=step, sanity_checking=sanity, is_global_zero=first, loggers=[self.metrics]
+            global_step=step, is_global_zero=first, loggers=[self.metrics]
         )
         module: Any = SimpleNamespace(model=SimpleNamespace(router=self.router))
         getattr(self.monitor, hook)(trainer, module)
@@ -73,7 +73,6 @@ class Watched:
 
 def test_history_has_the_start_every_validation_and_the_end_each_once(tmp_path: Path) -> None:
     run = Watched(tmp_path, spread(PolytroponRouter(2, 2, 1, 3)))
-    run.at(0, "on_validation_end", sanity=True)
     expected = []
     for step, hook in ((0, "on_train_start"), (4, "on_validation_end"), (8, "on_validation_end")):
         spread(run.router, seed=step)

@@ -18,7 +18,6 @@ class Run:
 
     estimated_stepping_batches = 100
     num_val_batches, num_test_batches = (3,), (4,)
-    sanity_checking = False
     global_step = losses_read = 0
     seconds = 1000.0
 
@@ -71,8 +70,6 @@ def test_a_validation_says_what_came_out(monkeypatch: pytest.MonkeyPatch) -> Non
     run.call("on_validation_batch_end")
     run.call("on_validation_end")  # nothing was scored
     run.callback_metrics["val/score"] = torch.tensor(0.45678)
-    run.call("on_validation_end")
-    run.sanity_checking = True
     run.call("on_validation_end")
     assert run.lines() == ["step 40: mean score 45.7 % on development rows"]
 

@@ -58,10 +58,7 @@ def _network(backbone: Backbone) -> PreTrainedModel:
 
 
 def _replace_tensors(model: nn.Module) -> None:
-    """Replace meta tensors by fake CPU tensors.
-
-    The meta device would select other kernels, which keep other tensors.
-    """
+    """Replace meta tensors, whose kernels keep other tensors, by fake CPU tensors."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copies: dict[int, Tensor] = {}  # tied weights stay tied
 

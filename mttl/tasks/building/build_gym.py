@@ -63,8 +63,7 @@ def build_task(
 ) -> Outcome:
     """Build the files of a task, unless they are complete.
 
-    Raises:
-        OSError: If a file cannot be written.
+    Raises an `OSError` if a file cannot be written.
     """
     made_from = fingerprint(task, local_files(task.source, raw))
     found = check_task(task, out, samples=samples, made_from=made_from)
@@ -156,16 +155,9 @@ def build_many(
 ) -> Iterator[Outcome]:
     """Build tasks into a gym, and yield the outcome of each when it has finished.
 
-    Args:
-        tasks: Tasks to build.
-        out: Folder of the gym.
-        samples: Few-shot samples.
-        raw: Folder of raw records to use instead of the hub.
-        n_workers: Number of processes; 1 uses only this process.
-        build: Function that builds one task; must be importable with several processes.
-
-    Raises:
-        OSError: If the disk is full or read-only, after the processes have stopped.
+    Raw records of the folder ``raw`` replace the hub. With several processes, the function
+    ``build`` of one task must be importable. Raises an `OSError` if the disk is full or read-only,
+    after the processes have stopped.
     """
     one = partial(_guarded, build, out=out, samples=samples, raw=raw)
     if n_workers == 1 or len(tasks) == 1:

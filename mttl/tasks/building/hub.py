@@ -45,9 +45,8 @@ class _OutOfReachError(UnavailableError):
 def open_records(source: Source, split: str, raw: Path | None = None) -> Iterator[Record]:
     """Return the records of one split.
 
-    Raises:
-        UnavailableError: If they cannot be obtained; the message has the reason and a remedy.
-        TaskError: If a file cannot be read as records.
+    Raises an `UnavailableError` with a remedy if they cannot be obtained, and a `TaskError` if a
+    file cannot be read as records.
     """
     if source.path is None:
         return read_records(split, source.columns, source.delimiter)
@@ -129,7 +128,10 @@ def _load(source: Source, name: str, revision: str | None, split: str) -> Iterat
             files = {split: f"{folder}/{source.config or '*'}/{split}/*.parquet"}
             return _read(datasets.load_dataset("parquet", data_files=files, split=split), name)
         builder = datasets.load_dataset_builder(name, source.config, revision=revision)
-        stream = _small_part(builder.info.splits, source)
+        # A data set of which less than half is needed is streamed.
+        sizes = {part: info.num_bytes or 0 for part, info in (builder.info.splits or {}).items()}
+        wanted = sum(sizes.get(part, 0) for part in {source.train, source.test})
+        stream = 2 * wanted < sum(sizes.values())
         given: Any = {"revision": revision, "split": split, "streaming": stream}
         return _read(datasets.load_dataset(name, source.config, **given), name)
 
@@ -140,13 +142,6 @@ def _read(data: Any, name: str) -> Iterator[Record]:
         for columns in data.iter(1000):
             for values in zip(*columns.values(), strict=True):
                 yield dict(zip(columns, values, strict=True))
-
-
-def _small_part(splits: Any, source: Source) -> bool:
-    """Return whether the source's splits are known to be less than half of the data set."""
-    sizes = {name: info.num_bytes or 0 for name, info in (splits or {}).items()}
-    wanted = sum(sizes.get(name, 0) for name in {source.train, source.test})
-    return 2 * wanted < sum(sizes.values())
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import pytest
 
 from helpers.command import ROOT, python
 from mttl.config.load import load_config
-from mttl.data.prompt_form import PromptForm, check_codes
+from mttl.data.prompt_form import PromptForm, task_code
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import Partition
 
@@ -156,7 +156,8 @@ def test_no_row_is_cut_off(prefix):
     config = load_config("crossfit.yaml+data/grid.yaml+router/expert.yaml")
     assert config.skills.n_skills == 13 + 15
     assert tuple(config.data.samples) == SAMPLES
-    check_codes(list(read_tasks(GRID)))
+    tasks = list(read_tasks(GRID))
+    assert len({*map(task_code, tasks)}) == len(tasks)
     for (task, *_), rows in read_files(GRID).items():
         start = len(PromptForm(prefix=prefix).prompt_prefix(task).text)
         assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)

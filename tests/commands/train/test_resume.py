@@ -68,6 +68,14 @@ def test_a_run_continues_as_if_it_had_never_stopped(
     assert_same_run(train(config, name, resume=True), whole)
 
 
+def test_a_run_of_double_precision_continues_bit_for_bit(config, interrupt) -> None:
+    double = "trainer.precision=64-true"
+    interrupt("stopped-double", SignalAt(3), double)
+    assert_same_run(
+        train(config, "stopped-double", double, resume=True), train(config, "double", double)
+    )
+
+
 def test_a_signal_while_answering_stops_at_once_and_scoring_can_be_repeated(
     config, interrupt, whole
 ) -> None:

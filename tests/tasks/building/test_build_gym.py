@@ -121,7 +121,6 @@ def test_all_rows_of_files_that_are_split_already(tmp_path, out):
     for split, n in sizes.items():
         inputs = [row.input for row in gym.rows("colours", split, 13)]
         assert inputs == [f"text: {split} {i}" for i in range(n)]
-    assert gym.shots("colours") is None
     assert build_task(task, out, samples=[13]).skipped
     write_jsonl(out.parent / "dev.jsonl", rows(9))
     assert not build_task(task, out, samples=[13]).skipped

@@ -77,7 +77,6 @@ def test_every_file_of_the_gym_beside_us_loads():
     n_files = 0
     for task in gym.tasks():
         assert gym.metric(task) == crossfit()[task].metric
-        assert gym.shots(task) == crossfit()[task].k
         for sample in gym.samples(task):
             for split in ("train", "dev", "test"):
                 assert gym.rows(task, split, sample)
