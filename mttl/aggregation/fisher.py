@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from mttl.config.enums import GRADIENTS
-from mttl.io.errors import require_at_least, require_one_of, require_positive
+from mttl.io.errors import require_one_of, require_positive
 
 Batch = Mapping[str, Tensor]
 # Function that calls the model and returns log-likelihood and number of tokens of each example.
@@ -64,7 +64,6 @@ def diagonal_fisher(
         Gradient Descent*, NeurIPS 2019, arXiv:1905.12558, on the two kinds of labels.
     """
     require_one_of(GRADIENTS, gradients=gradients)
-    require_at_least(1, at_once=at_once)
     parameters = {
         name: value.detach()
         for name, value in model.named_parameters()

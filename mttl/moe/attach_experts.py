@@ -19,11 +19,11 @@ from mttl.skills.blocks.feed_forward import (
 )
 from mttl.skills.inventory import Inventory
 from mttl.skills.targets import (
+    CROSS,
     block_paths,
     choose_layers,
     group_name,
     inside_block,
-    is_cross,
     linear_places,
     members,
     stack_name,
@@ -83,7 +83,7 @@ def expert_places(
     places = [
         Place(
             path,
-            "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
+            "encoder" if CROSS.search(path) and KEY_OR_VALUE.search(path) else stack_name(path),
             *(features[path][0], features[path][1]),
             parts.get(path),
         )

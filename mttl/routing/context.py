@@ -138,21 +138,6 @@ class Routing:
         self._check_rows(n_rows)
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
-    def tokens(self, x: Tensor) -> Tensor:
-        """View a layer's input (R, …, I) as tokens in the order of the segments.
-
-        Raises:
-            ValueError: If the number of tokens is not that of the segments.
-        """
-        tokens = x.reshape(-1, x.shape[-1])
-        if len(tokens) != sum(self.segments):
-            raise ValueError(
-                f"a layer with skills received {len(tokens)} tokens, but the packed rows have "
-                f"{sum(self.segments)}: this backbone changes the number of tokens and cannot be "
-                "packed; remove data.packed_length"
-            )
-        return tokens
-
     def repeat(self, values: Float[Tensor, "B *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
         """Return the values of each example, repeated for its rows."""
         self._check_rows(n_rows)

@@ -36,14 +36,9 @@ class SkilledLayer(nn.Module):
         inventory.require_use("task")
         self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
 
-    def merge(self, *, packed: bool = True) -> tuple[Routing, Merged]:
+    def merge(self) -> tuple[Routing, Merged]:
         """Return the routing of this pass, and the skills merged by it."""
         routing = self.slot.current
-        if routing.segments and not packed:
-            raise ValueError(
-                "prompts and prefixes cannot be used with packed sequences; leave "
-                "data.packed_length out"
-            )
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
         if self.training:
             routing.add_losses(self.inventory.penalties())
@@ -55,7 +50,7 @@ class SkilledLayer(nn.Module):
         ``x`` has the shape (R, …, I) and ``y`` (R, …, O); rows of an example are adjacent.
         """
         if routing.segments:
-            tokens = routing.tokens(x), routing.tokens(y)
+            tokens = x.flatten(0, -2), y.flatten(0, -2)
             found = self.inventory.combine_tokens(*tokens, merged, routing.segments)
         else:
             found = self.inventory.combine(routing.examples(x), routing.examples(y), merged)
@@ -104,7 +99,7 @@ class SkilledLinear(SkilledLayer):
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         routing, merged = self.merge()
         if routing.segments:
-            tokens = routing.tokens(x)
+            tokens = x.flatten(0, -2)
             y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
             return y.view(*x.shape[:-1], y.shape[-1])
         examples = routing.examples(x)

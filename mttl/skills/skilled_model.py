@@ -1,7 +1,7 @@
 """The model: a backbone with skills and a router, called with task ids and inputs."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -28,8 +28,8 @@ class SkilledModel(nn.Module):
         slot: Slot that the layers read.
 
     Raises:
-        ValueError: If the backbone has no such layer, a layer reads another slot or a group that
-            the router lacks, or its skills or heads differ from the router's.
+        ValueError: If the backbone has no such layer, or a layer's group, skills or heads do not
+            fit the router.
     """
 
     def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
@@ -41,7 +41,7 @@ class SkilledModel(nn.Module):
                 "the backbone has no layer with skills; call attach_skills or attach_experts first"
             )
         for name, layer in (layers | token_layers).items():
-            _check_layer(name, layer, router, slot)
+            _check_layer(name, layer, router)
         self.routes_tokens = bool(token_layers)
         # OPT's feed-forward layers receive the tokens of all rows in one list.
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
@@ -162,7 +162,7 @@ class SkilledModel(nn.Module):
             # An encoder-decoder's output begins with one start token; others repeat the prompt.
             encoder_decoder = has_encoder(self.backbone)
             start = 1 if encoder_decoder else inputs["input_ids"].shape[1]
-            watch = FinishedRows(routing.masks, ends, start)
+            watch = finished_rows(routing.masks, ends, start)
             inputs["stopping_criteria"] = [*inputs.get("stopping_criteria", ()), watch]
         with self.slot.use(routing):
             return self.backbone.generate(**inputs)  # type: ignore[operator]
@@ -186,10 +186,8 @@ class SkilledModel(nn.Module):
         enable(settings)  # type: ignore[operator]
 
 
-def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
-    """Raise ValueError if slot, group, skills or heads of a layer do not fit the router."""
-    if layer.slot is not slot:
-        raise ValueError(f"the layer '{name}' has another RoutingSlot than the model")
+def _check_layer(name: str, layer: Any, router: TaskRouter) -> None:
+    """Raise ValueError if group, skills or heads of a layer do not fit the router."""
     if layer.group is not None and layer.group >= router.n_groups:
         raise ValueError(
             f"'{name}' has the group {layer.group}, but the router has {router.n_groups} groups"
@@ -219,26 +217,22 @@ class NotedIds:
                 self.slot.current.ids[stack] = ids
 
 
-class FinishedRows:
-    """A stopping criterion that records which rows have ended in generation, and stops none.
+def finished_rows(
+    masks: TokenMasks, ends: int | list[int] | None, start: int
+) -> Callable[..., Bool[Tensor, "R"]]:
+    """Return a stopping criterion that records which rows have ended in generation, and stops none.
 
     Ended rows continue as padding until all have ended, so token routers must mask them. (Beam
     search continues only beams that have not ended.)
     """
 
-    def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:
-        self.masks = masks
-        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        self.start = start
+    def note(input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any) -> Bool[Tensor, "R"]:
+        generated = input_ids[:, start:]
+        known = generated.new_tensor([] if ends is None else ends)
+        masks.finished = torch.isin(generated, known).any(dim=1)
+        return torch.zeros_like(masks.finished)
 
-    def __call__(
-        self, input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any
-    ) -> Bool[Tensor, "R"]:
-        """Return False for every row."""
-        generated = input_ids[:, self.start :]
-        ended = torch.isin(generated, generated.new_tensor(self.ends)).any(dim=1)
-        self.masks.finished = ended
-        return torch.zeros_like(ended)
+    return note
 
 
 @torch.no_grad()

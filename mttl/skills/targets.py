@@ -144,7 +144,7 @@ _ROLES = {
     "attention": re.compile(r"(attention|attn)\d*(block)?$", re.I),
     "mlp": re.compile(r"(mlp|ffn|feed_?forward|moe|experts?|actdense)(block)?$", re.I),
 }
-_CROSS = re.compile(r"cross_?att|encdecatt|encoder_att", re.I)
+CROSS = re.compile(r"cross_?att|encdecatt|encoder_att", re.I)
 
 
 def roles(backbone: nn.Module) -> dict[str, str]:
@@ -182,13 +182,8 @@ def members(backbone: nn.Module, paths: Collection[str]) -> dict[str, list[str]]
         if (role := known.get(path, "neither")) != "neither":
             found.setdefault(role, []).append(path)
         if role == "attention":
-            found.setdefault(f"{'cross' if is_cross(path) else 'self'}_{role}", []).append(path)
+            found.setdefault(f"{'cross' if CROSS.search(path) else 'self'}_{role}", []).append(path)
     return found
-
-
-def is_cross(path: str) -> bool:
-    """Return whether a path is that of cross-attention."""
-    return _CROSS.search(path) is not None
 
 
 def _own_role(name: str, module: nn.Module) -> str | None:

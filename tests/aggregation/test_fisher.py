@@ -98,7 +98,6 @@ def test_mistakes_of_the_estimate_are_named() -> None:
     model, batches = Classifier(), make_batches(1)
     for settings, message in (
         ({"gradients": "token"}, "gradients .'token'. must be one of example, batch"),
-        ({"at_once": 0}, "at_once .0. must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             diagonal_fisher(model, log_likelihood, batches, **settings)

@@ -87,7 +87,6 @@ REFUSED = [
     (LoRAInventory, (6, 8, K), {"n_heads": 4}, r"n_heads \(4\) must divide in_features \(6\)"),
     (PrefixInventory, (6, 12, K, 4), {"n_heads": 4}, r"n_heads \(4\) must divide in_features"),
     (HeadMaskInventory, (8, 12, K, 4), {"n_heads": 3}, r"\(3\) must divide attention_heads"),
-    (HeadMaskInventory, (8, 12, K, 3), {}, r"attention_heads \(3\) must divide in_features"),
     (AdapterInventory, (8, 8, K), {"n_heads": 2}, r"n_heads \(2\) must be 1 for Adapter.*lora"),
     (KronABlockInventory, (8, 8, K), {"n_heads": 2}, r"n_heads \(2\) must be 1 for KronABlock"),
     (LadderInventory, (8, 4, K, 2), {"n_heads": 2}, r"n_heads \(2\) must be 1 for Ladder"),

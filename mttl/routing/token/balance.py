@@ -50,7 +50,10 @@ class LoadSums:
             return self
         scalars = torch.stack([self.tokens, self.squared_z])
         vectors = [self.pairs, self.first, self.probabilities, self.gates, self.load]
-        total: Any = _SumOverProcesses.apply(torch.cat([scalars, *vectors]))
+        # Imported late, since some builds of PyTorch have no processes.
+        from torch.distributed.nn.functional import all_reduce
+
+        total: Any = all_reduce(torch.cat([scalars, *vectors]), group=None)
         pairs, first, chances, gates, load = total[2:].chunk(5)
         return LoadSums(total[0], pairs.detach(), first.detach(), chances, gates, load, total[1])
 
@@ -72,17 +75,6 @@ def load_sums(choice: Assignment) -> LoadSums:
         load=pairs if choice.load is None else choice.load,
         squared_z=logits.logsumexp(-1).square().sum(),
     )
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, values: Tensor) -> Tensor:
-        total = values.clone()
-        torch.distributed.all_reduce(total)
-        return total
-
-    # The backward pass also sums over processes.
-    backward = forward  # pyright: ignore[reportAssignmentType]
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:

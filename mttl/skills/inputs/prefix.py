@@ -222,8 +222,7 @@ class SkilledAttention(SkilledLayer):
     """An attention module of the backbone with prefixes."""
 
     def forward(self, *args: Any, **settings: Any) -> Any:
-        routing, merged = self.merge(packed=False)
-        keys, values, *gates = merged
+        routing, (keys, values, *gates) = self.merge()
         prefix = AttentionPrefix(keys, values, gates[0] if gates else None, routing.repeat)
         if len(gates) > 1:  # gates of a `GatedInventory`, which reads the attention's input
             x = hidden_states(args, settings)

@@ -227,10 +227,8 @@ class SparseInventory(Inventory):
             indices: Ascending indices into the flattened weight (O, I), per skill or for all.
 
         Raises:
-            ValueError: If the number of skills differs, or indices are out of range or unordered.
+            ValueError: If indices are out of range.
         """
-        if indices.ndim > 1 and len(indices) != self.n_skills:
-            raise ValueError(f"got {len(indices)} supports for {self.n_skills} skills")
         indices = indices.to(torch.int64).expand(self.n_skills, -1)
         size = self.out_features * self.in_features
         if indices.numel() and (indices.min() < 0 or indices.max() >= size):
@@ -238,8 +236,6 @@ class SparseInventory(Inventory):
                 f"indices of a support must be in [0, {size}), the entries of the weight; got "
                 f"{int(indices.min())} to {int(indices.max())}"
             )
-        if (indices.diff(dim=1) <= 0).any():
-            raise ValueError("indices of a support must be in ascending order, each only once")
         self.indices = indices.to(self.indices.device).contiguous()
         self.values = nn.Parameter(self.values.new_zeros(indices.shape))
         self._pattern = None
