@@ -172,16 +172,6 @@ def elastic_removal(
     anti-expert, λ = 0.15 for an anti-expert and no ceiling; and, in the released code, CaPE with
     Fisher information: one vector :math:`\theta_E - \theta_A`, λ0 = 1 − λ, and a ceiling of 1e6.
 
-    Args:
-        base: Parameter θ0 of the base.
-        base_fisher: Fisher information f0 of the base on its data.
-        vectors: Task vectors τ = θ − θ0 of all experts and anti-experts.
-        fishers: Fisher information of each tuned model on its data.
-        weights: Weight λ of each vector, negative for anti-experts.
-        base_weight: Weight λ0 of the base.
-        floor: Smallest Fisher information.
-        ceiling: Largest Fisher information, if limited.
-
     Raises:
         ValueError: If numbers of tensors differ, or ``base_weight`` or ``floor`` is not positive.
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.clustering import task_order, task_tree
+from mttl.analysis.clustering import task_tree
 from mttl.analysis.projection import task_similarity
 from mttl.analysis.routing_record import Curves, RoutingRecord
 from mttl.analysis.skill_matching import align_groups, matched
@@ -74,7 +74,9 @@ class RoutingView:
     @cached_property
     def order(self) -> Int[np.ndarray, "T"]:
         """The tasks in the order of the tree."""
-        return task_order(self.tree)
+        from scipy.cluster.hierarchy import leaves_list
+
+        return leaves_list(self.tree)
 
     @cached_property
     def statistics(self) -> Float[np.ndarray, "G 4"]:

@@ -203,14 +203,9 @@ class Inventory(Bounded, nn.Module, ABC):
         """Return for each token the sum of its skills' changes, weighted by their gates.
 
         The default calls `merge` and `combine` for one skill after another. It is exact for all
-        kinds that read the input and add to the output, and slow.
-
-        Args:
-            x: Input or output of the layer (see ``reads``), one row per token.
-            assignment: Skills and gates of every token; a token without skills gets 0.
-
-        Raises:
-            ValueError: If tokens cannot choose skills of this kind.
+        kinds that read the input and add to the output, and slow. ``x`` is the input or output of
+        the layer (see ``reads``). A token without skills gets 0. Tokens that cannot choose skills
+        of this kind are a ValueError.
         """
         self.require_use("token")
         work = sort_by_expert(assignment)

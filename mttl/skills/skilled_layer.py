@@ -14,15 +14,10 @@ from mttl.skills.inventory import Inventory, Merged
 
 
 class SkilledLayer(nn.Module):
-    """A replacement of a backbone's module that adds an inventory of skills.
+    """A replacement of a backbone's module, the base, that adds an inventory of skills.
 
-    Each attachment point has a subclass, whose ``forward`` applies the skills.
-
-    Args:
-        base: Module that is replaced.
-        inventory: Skills of the module.
-        slot: Slot with the routing of a forward pass; shared by all layers of a model.
-        group: Routed group whose mixing weights this layer reads.
+    Each attachment point has a subclass, whose ``forward`` applies the skills. All layers of a
+    model share the slot; ``group`` is the routed group whose mixing weights the layer reads.
 
     Raises:
         ValueError: If the kind of skill cannot be mixed by task. ``forward`` raises it if its rows

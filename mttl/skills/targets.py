@@ -68,16 +68,8 @@ def choose_layers(
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone.
 
-    Args:
-        places: Sizes of the candidate layers by path.
-        targets: Words and patterns, as for `mttl.skills.attach_skills`.
-        blocks: Paths of the backbone's blocks.
-        unknown: Classes, by path, of layers whose features cannot be read.
-        words: Paths of each word for targets.
-        noun: Name of a layer in messages.
-
-    Raises:
-        ValueError: If there is no target, or one matches no layer or an unknown one.
+    Targets are those of `mttl.skills.attach_skills`; ``words`` has the paths of each word. A target
+    that matches no layer, or an ``unknown`` one whose features cannot be read, is a ValueError.
     """
     unknown = unknown or {}
     if not targets:
