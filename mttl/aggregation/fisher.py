@@ -45,15 +45,14 @@ def diagonal_fisher(
 
     Args:
         model: Any model; parameters and their gradients do not change.
-        log_likelihood: Function of a function that calls the model, and of a batch. It returns
-            log p(y | x) of every example, summed over its tokens, and the number of these tokens.
+        log_likelihood: Function that returns log p(y | x) of every example, summed over its tokens,
+            and the number of these tokens.
         batches: Tensors with a leading axis B of examples.
         gradients: Unit of the squared gradients: each ``"example"``, or each ``"batch"``, as in the
             code released with elastic weight removal: the gradient of the mean loss over the
             batch's tokens is squared, divided by the number of examples, and averaged.
-        at_once: Number of examples whose gradients are in memory together. 1 uses plain automatic
-            differentiation; higher numbers use `torch.func.vmap`, which is faster, but does not
-            support branches on input values in the model.
+        at_once: Number of examples whose gradients are in memory together; above 1 by
+            `torch.func.vmap`, which is faster, but supports no branches on input values.
         on_batch: Function that is called with the number of examples after every batch.
 
     Raises:

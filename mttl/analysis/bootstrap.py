@@ -49,19 +49,12 @@ def mean_and_interval(
 
 
 class Cells(NamedTuple):
-    """Scores by task, fold and seed; each task has scores in F folds.
+    """Scores by task, fold and seed; each task has scores in F folds."""
 
-    Attributes:
-        values: Scores, padded at the end of the axes of seeds and samples.
-        counts: Number of samples.
-        folds: Folds of each task, from 0.
-        n_seeds: Number of seeds of each fold.
-    """
-
-    values: Float[np.ndarray, "T F S M"]
-    counts: Int[np.ndarray, "T F S"]
-    folds: Int[np.ndarray, "T F"]
-    n_seeds: Int[np.ndarray, "A"]
+    values: Float[np.ndarray, "T F S M"]  # padded at the end of the axes of seeds and samples
+    counts: Int[np.ndarray, "T F S"]  # of samples
+    folds: Int[np.ndarray, "T F"]  # of each task, from 0
+    n_seeds: Int[np.ndarray, "A"]  # of each fold
 
 
 def table(scores: Mapping[Key, float]) -> Cells:

@@ -18,21 +18,14 @@ from mttl.io.errors import TaskError
 
 @dataclass(frozen=True)
 class RoutingView:
-    """The routing of a run as tables, figures and the interactive page show it.
-
-    Attributes:
-        record: Routing files of the run.
-        categories: Category of every task.
-        trails: Routing weights of adapted tasks over their adaptation, by name.
-        members: Names of the skills if they are members of a library, equal in all groups.
-        tokens: Experts that the run's tokens chose, for the page.
-    """
+    """The routing of a run as tables, figures and the interactive page show it."""
 
     record: RoutingRecord
-    categories: tuple[str, ...]
+    categories: tuple[str, ...]  # of every task
+    # Routing weights of adapted tasks over their adaptation, by name.
     trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
-    members: tuple[str, ...] = ()
-    tokens: TokenRoutingRecord | None = None
+    members: tuple[str, ...] = ()  # names of skills that are members of a library
+    tokens: TokenRoutingRecord | None = None  # for the page
 
     @property
     def name(self) -> str:

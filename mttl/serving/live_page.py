@@ -54,9 +54,7 @@ class LiveModel:
     def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
         self.tasks = tasks
         self._pairs = torch.as_tensor(pairs)
-        self._models: dict[
-            int, SkilledModel
-        ] = {}  # models with given routing weights, by predictor
+        self._models: dict[int, SkilledModel] = {}  # with given routing weights, by predictor
         self._rows = {  # routing weights by predictor, (G, T, H, K)
             id(task.predictor): task.predictor.model.router.matrix().detach()
             for task in tasks.values()

@@ -98,14 +98,9 @@ class SkilledModel(nn.Module):
         """Return the routing of a batch.
 
         If all rows have the same task and nothing is sampled, one example represents them all.
-
-        Args:
-            task_ids: Task of every example.
-            inputs: Arguments of the backbone. Masks and labels determine padding for layers that
-                route tokens, and the ends of prompts for routers that read them; ``segments`` has
-                the number of tokens of each example if rows are packed.
-            expansion: Rows per example in generation; see `Routing`.
-            reuse_merged: Whether layers cache their merged skills; see `Routing`.
+        Masks and labels among the inputs determine padding for layers that route tokens, and the
+        ends of prompts for routers that read them; ``segments`` has the number of tokens of each
+        example if rows are packed. Further arguments are those of `Routing`.
         """
         if task_ids.device.type == "cpu":  # on an accelerator, reading them would synchronise
             check_task_ids(task_ids, self.router.n_tasks)

@@ -20,25 +20,15 @@ SMALLEST = 1e-20
 
 @dataclass(frozen=True)
 class LoadSums:
-    """Sums over the tokens of a layer.
-
-    Attributes:
-        tokens: Number of tokens.
-        pairs: Number of pairs of each expert, without gradient.
-        first: Number of tokens for which each expert is the most probable, without gradient.
-        probabilities: Sum of the probabilities of each expert.
-        gates: Sum of the gates of each expert, its importance.
-        load: Differentiable estimate of ``pairs``, or ``pairs`` if the router has none.
-        squared_z: Sum of the squared log-sum-exp of the logits.
-    """
+    """Sums over the tokens of a layer; ``pairs`` and ``first`` have no gradient."""
 
     tokens: Float[Tensor, ""]
     pairs: Float[Tensor, "E"]
-    first: Float[Tensor, "E"]
+    first: Float[Tensor, "E"]  # tokens for which each expert is the most probable
     probabilities: Float[Tensor, "E"]
-    gates: Float[Tensor, "E"]
-    load: Float[Tensor, "E"]
-    squared_z: Float[Tensor, ""]
+    gates: Float[Tensor, "E"]  # the importance of each expert
+    load: Float[Tensor, "E"]  # differentiable estimate of `pairs`, or `pairs`
+    squared_z: Float[Tensor, ""]  # of the squared log-sum-exp of the logits
 
     def over_processes(self) -> "LoadSums":
         """Return the differentiable sums over all processes.

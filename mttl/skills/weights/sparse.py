@@ -223,11 +223,8 @@ class SparseInventory(Inventory):
     def set_support(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
         """Replace the supports of the skills; the values start at 0.
 
-        Args:
-            indices: Ascending indices into the flattened weight (O, I), per skill or for all.
-
-        Raises:
-            ValueError: If indices are out of range.
+        Indices into the flattened weight (O, I), per skill or for all, ascend; ValueError if one is
+        out of range.
         """
         indices = indices.to(torch.int64).expand(self.n_skills, -1)
         size = self.out_features * self.in_features
