@@ -121,10 +121,7 @@ def diagonal_fisher(
     for name, value in total.items():
         value.div_(count)
         if not value.isfinite().all():
-            raise ValueError(
-                f"the gradient of '{name}' is not finite; half precision may overflow: load the "
-                "model in float32"
-            )
+            raise ValueError(f"the gradient of '{name}' is not finite; load the model in float32")
     return total
 
 
@@ -215,10 +212,7 @@ def fisher_average(
     """
     require_positive(floor=floor)
     if not vectors or min(weights) <= 0:
-        raise ValueError(
-            f"weights ({list(weights)}) must be positive, since an average cannot subtract, and "
-            "there must be at least one"
-        )
+        raise ValueError(f"weights ({list(weights)}) must be positive, and at least one")
     pairs = zip(weights, fishers, strict=True)
     weighed = [weight * fisher.clamp(floor) for weight, fisher in pairs]
     first, *changes = (part * vector for part, vector in zip(weighed, vectors, strict=True))

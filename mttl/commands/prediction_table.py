@@ -215,10 +215,7 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
     endings = [Path(name).suffix.removeprefix(".") for name in (questions, out) if name]
     kinds = [ending for ending in endings if ending in FORMATS]
     if len(set(kinds)) > 1:
-        raise ConfigError(
-            f"'{questions}' and --out '{out}' have different formats; use the same ending, or set "
-            "--format"
-        )
+        raise ConfigError(f"'{questions}' and --out '{out}' have different formats; set --format")
     return kinds[0] if kinds else None
 
 

@@ -60,8 +60,7 @@ def make_run(
         task, name = member.card.task, member.card.name
         if owners.setdefault(task, name) != name:
             raise ConfigError(
-                f"the members '{owners[task]}' and '{name}' both have the task '{task}'; choose "
-                "one of them (--members)"
+                f"'{owners[task]}' and '{name}' both have the task '{task}'; choose one (--members)"
             )
     changes = [member.changes for member in members]
     if general:
@@ -97,10 +96,7 @@ def with_members(
     """Return a configuration with number, rank and layers of skills or experts of the members."""
     router, moe = config.router.kind, config.moe
     if config.backbone.kind != "pretrained" or config.backbone.train:
-        raise ConfigError(
-            "members of a library need their frozen pretrained backbone: set backbone.kind: "
-            "pretrained, and train: false"
-        )
+        raise ConfigError("members of a library need backbone.kind: pretrained, and train: false")
     if config.aggregation.kind != "mixture":
         raise ConfigError(
             f"aggregation.kind '{config.aggregation.kind}' needs training with the skills of a "
@@ -118,8 +114,7 @@ def with_members(
         return config.model_copy(update={"skills": skills})
     if config.skills.kind != "none":
         raise ConfigError(
-            "members cannot be both skills of tasks and experts of tokens: with a section moe, set "
-            "skills.kind: none"
+            "with a section moe, members are experts of tokens: set skills.kind: none"
         )
     own = getattr(moe.experts, "shared_down", True)
     if own or moe.every != 1 or moe.stacks is not None:

@@ -139,10 +139,7 @@ def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> n
     layer = require_weights(path, skilled)
     base = layer.base
     if is_foreign(base):
-        raise ValueError(
-            f"'{path}' is {type(base).__name__}, whose weight cannot be read; load the backbone in "
-            "floating point"
-        )
+        raise ValueError(f"'{path}' is {type(base).__name__}; load the backbone in floating point")
     packed = is_packed(layer.weight)
     kept = dense_weight(base) if packed else layer.weight
     weight, bias = kept, layer.bias

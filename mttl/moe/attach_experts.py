@@ -65,8 +65,7 @@ def expert_places(
     features = {path: found[path] for path in parts} if blocks else found
     if not features:
         raise ValueError(
-            "this backbone has no feed-forward block of a known form (T5, BART, Llama); use "
-            "experts of linear layers"
+            "this backbone has no feed-forward block of a known form; use experts of linear layers"
         )
     outer = block_paths(backbone)
     words = ["all" if blocks and name == "mlp" else name for name in targets]

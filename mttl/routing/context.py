@@ -208,7 +208,4 @@ def check_task_ids(task_ids: Int[Tensor, "B"], n_tasks: int) -> None:
     """
     wrong = task_ids[(task_ids < 0) | (task_ids >= n_tasks)]
     if wrong.numel():
-        raise ValueError(
-            f"task id {int(wrong[0])} is out of range: the router has {n_tasks} tasks, with ids 0 "
-            f"to {n_tasks - 1}"
-        )
+        raise ValueError(f"task id {int(wrong[0])} is out of range: ids are 0 to {n_tasks - 1}")

@@ -103,11 +103,8 @@ class LiveModel:
         weights = request.skills or []
         n_skills = self._pairs.shape[1]
         if len(weights) != n_skills:
-            raise ApiError(
-                400,
-                f"there are {len(weights)} weights, but {n_skills} skills; send one weight per "
-                "skill",
-            )
+            problem = f"there are {len(weights)} weights, but {n_skills} skills; send one per skill"
+            raise ApiError(400, problem)
         own = self._rows[id(task.predictor)]
         start = self._row(task, request.start) if request.start else torch.zeros_like(own[:, 0])
         wanted, pairs = own.new_tensor(weights), self._pairs.to(own.device)
@@ -117,11 +114,8 @@ class LiveModel:
     def _row(self, task: ServedTask, other: str) -> Float[Tensor, "G H K"]:
         predictor = task.predictor
         if other not in predictor.tasks:
-            raise ApiError(
-                400,
-                f"'{other}' cannot be mixed into '{task.name}', because it belongs to another "
-                f"model; possible tasks: {', '.join(predictor.tasks)}",
-            )
+            problem = f"'{other}' cannot be mixed into '{task.name}', only tasks of one model: "
+            raise ApiError(400, problem + ", ".join(predictor.tasks))
         return self._rows[id(predictor)][:, predictor.tasks.index(other)]
 
     def _shown(self, row: Float[Tensor, "G H K"]) -> Float[Tensor, "K"]:

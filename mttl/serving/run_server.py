@@ -125,10 +125,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot listen at --host {host} --port {port}: {error}. Choose another port, or stop "
-            "the program that uses it"
-        ) from error
+        raise ConfigError(f"cannot listen at --host {host} --port {port}: {error}") from error
 
 
 class Server(uvicorn.Server):

@@ -87,8 +87,7 @@ class Inventory(Bounded, nn.Module, ABC):
         require_at_least(1, **{name: getattr(self, name) for name in SIZES})
         if n_heads > 1 and not self.cut_by_heads:
             raise ValueError(
-                f"n_heads ({n_heads}) must be 1 for {type(self).__name__}, whose features cannot "
-                "be split into blocks; low-rank skills (lora) support several heads"
+                f"n_heads ({n_heads}) must be 1 for {type(self).__name__}; lora supports several"
             )
         for name in self.cut_by_heads:
             if getattr(self, name) % n_heads:

@@ -64,8 +64,7 @@ def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[st
         return None
     if not resume:
         raise ConfigError(
-            f"'{path}' is the state of a stopped run: continue it with --resume, or delete the "
-            "file to start again"
+            f"'{path}' is the state of a stopped run: continue it with --resume, or delete it"
         )
     content = load_torch(path, "Delete it to start again")
     earlier, state = content["settings"], content["state"]

@@ -386,7 +386,7 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(folders) -> Non
         assert slow.began.wait(60)
         with pytest.raises(
             openai.BadRequestError,
-            match="3 answers, but at most 2 can be queued; request fewer at a time",
+            match="3 answers; the queue holds 2",
         ):
             ask.completions.create(model="copy", prompt=["a", "b", "c"])
         waiting = ask.completions.create(model="copy", prompt=["a", "b"], stream=True)

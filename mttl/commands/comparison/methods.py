@@ -136,10 +136,7 @@ def plan(
     for mode in modes or ():
         if mode not in had:
             others = [n for n, own in methods.items() if mode in {one.name for one in own.variants}]
-            raise MttlError(
-                f"--modes {mode}: no compared method has this mode; methods with it: "
-                f"{', '.join(others)}"
-            )
+            raise MttlError(f"--modes {mode} needs one of the methods {', '.join(others)}")
     return [
         Plan(name, seed, variants[name], fold)
         for seed in dict.fromkeys(seeds)

@@ -139,8 +139,7 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
         pairs = [word.partition("=") for word in column.get(task, "").split()]
         if not all(name and value for name, _, value in pairs):
             raise TaskError(
-                f"the column 'factors' of TASKS.csv has '{column[task]}' for the task '{task}'; "
-                "write name=value name=value"
+                f"TASKS.csv: factors '{column[task]}' of '{task}' must be name=value name=value"
             )
         factors.append({name: value for name, _, value in pairs})
     shared = [name for name in factors[0] if all(name in each for each in factors)]

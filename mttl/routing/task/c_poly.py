@@ -109,8 +109,7 @@ class CPolyRouter(PolytroponRouter):
             allowed = self.allowed[sharing][:n_tasks]
             if len(allowed) < n_tasks:
                 raise ValueError(
-                    f"n_tasks ({n_tasks}) must be at most {len(allowed)}, the number of known "
-                    "tasks whose private skills new tasks can replace"
+                    f"n_tasks ({n_tasks}) must be at most {len(allowed)}, those with private skills"
                 )
             fresh = initial_rows(self.logits, n_tasks, "fresh", self.init_scale)
             rows = torch.where(common, rows, fresh)

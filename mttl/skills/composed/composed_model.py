@@ -144,15 +144,11 @@ class ComposedModel(nn.Module):
     ) -> None:
         super().__init__()
         if router.n_heads != 1:
-            raise ValueError(
-                f"n_heads ({router.n_heads}) must be 1, since whole modules have no common blocks "
-                "of features"
-            )
+            raise ValueError(f"n_heads ({router.n_heads}) must be 1 for skills of whole modules")
         for name, module in base.named_modules():
             if getattr(module, "track_running_stats", False):
                 raise ValueError(
-                    f"'{name}' keeps running statistics, which tasks cannot share; build it with "
-                    "track_running_stats=False, or use group normalisation"
+                    f"'{name}' keeps running statistics, which tasks cannot share; use group norms"
                 )
         self.base = base.requires_grad_(train_base)
         self.inventory, self.router, self.groups = inventory, router, inventory.groups
@@ -189,8 +185,7 @@ class ComposedModel(nn.Module):
         for position, argument in enumerate(arguments):
             if argument.ndim == 0 or len(argument) != n_tasks:
                 raise ValueError(
-                    f"argument {position} has the shape {tuple(argument.shape)}; its first axis "
-                    f"must have the size {n_tasks}, the number of tasks"
+                    f"argument {position} of shape {tuple(argument.shape)} must have {n_tasks} rows"
                 )
         learns_on_cpu = torch.is_grad_enabled() and first.device.type == "cpu"
         looped = self.over_tasks == "loop" or (self.over_tasks == "auto" and learns_on_cpu)

@@ -243,7 +243,7 @@ def test_parts_that_do_not_fit_are_errors():
 def test_arguments_and_ids_are_checked(over_tasks):
     model = composed(nn.Linear(3, 2), over_tasks=over_tasks)
     for shape in ((T + 1, 5, 3), ()):
-        with pytest.raises(ValueError, match=r"argument 0 has the shape .*must have the size 3"):
+        with pytest.raises(ValueError, match=r"argument 0 of shape .*must have 3 rows"):
             model(IDS, torch.zeros(shape).double())
     with pytest.raises(ValueError, match="task id 3 is out of range"):
         model(torch.tensor([3]), torch.zeros(1, 5, 3).double())
