@@ -50,9 +50,7 @@ def make_run(
     ``mix`` is ``skills.mix``. ``general`` names members whose mean is subtracted from the others,
     and ``prepare`` is called with configuration and model before the run is written.
 
-    Raises:
-        ConfigError: If a section does not fit the members, or two members have one task.
-        CheckpointError: If a member is damaged, or the backbone is not that of the library.
+    Raises `ConfigError` if a section does not fit the members, or two members have one task.
     """
     members = [library.member(name) for name in names]
     owners: dict[str, str] = {}

@@ -128,11 +128,6 @@ class Ingredient(Section):
     fisher: Text | None = None
     """File with the Fisher information of the model on its data."""
 
-    @property
-    def name(self) -> str:
-        """The folder, with the task of a run."""
-        return str(self.model) if self.run is None else f"{self.run} [{self.task}]"
-
     @model_validator(mode="after")
     def _checked(self) -> Self:
         problem = ""

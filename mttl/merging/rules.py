@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from jaxtyping import Float
@@ -57,7 +57,11 @@ class Parts:
         names = [name for name in self.base if self.base[name].is_floating_point()]
         density = getattr(self.recipe.method, "density", 1.0)
         kept = kept_count(sum(self.base[name].numel() for name in names), density)
-        return [Trimmer.of(_Vectors(self.base, one, names), kept) for one in self.changes]
+
+        def read(change: Change) -> Iterator[Tensor]:
+            return (change.read(name, self.base.wide(name)) for name in names)
+
+        return [Trimmer.of(partial(read, one), kept) for one in self.changes]
 
 
 def _add(method: Any, parts: Parts, tensor: str, base: Tensor) -> Tensor:
@@ -110,18 +114,6 @@ def _dare(method: Dare, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     if method.then == "ties":
         return merge_agreeing(base, vectors, parts.weights, election=method.election)
     return add_task_vectors(base, vectors, parts.weights)
-
-
-@dataclass(frozen=True)
-class _Vectors:
-    """The tensors of a task vector; it can be iterated several times."""
-
-    base: Weights
-    change: Change
-    names: Sequence[str]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self.change.read(name, self.base.wide(name)) for name in self.names)
 
 
 def _measures(tensor: str, base: Tensor, *fishers: Weights | None) -> list[Tensor]:

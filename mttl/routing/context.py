@@ -28,22 +28,14 @@ class Routing:
     examples.
 
     Args:
-        task_ids: Task of each example, shape (B,).
-        mixing: Weight of each skill in each routed group, shape (G, B, H, K).
-        expansion: Rows of a layer per row of the batch; beam search repeats every row, next to
-            each other.
+        task_ids: Task of each example.
+        mixing: Weight of each skill in each routed group.
+        expansion: Rows of a layer per row of the batch, which beam search repeats.
         rows_per_example: Rows of the batch per example; all of them if all have equal weights.
         reuse_merged: Whether to cache merged skills until this routing ends; only for repeated
             calls without gradients, such as generation.
         masks: Positions that are tokens; by default all.
-        segments: Number of tokens of each example if rows are packed; their sum is the number of
-            positions of all rows.
-
-    Attributes:
-        losses: Auxiliary losses of this pass (load balance, z-loss …), by name, summed over
-            layers.
-        records: Experts that the tokens of each layer chose.
-        ids: Vocabulary entries, shape (R, L), that each stack reads, if they are recorded.
+        segments: Number of tokens of each example if rows are packed.
     """
 
     def __init__(
@@ -63,9 +55,9 @@ class Routing:
         self.n_rows = mixing.shape[1] * rows_per_example
         self.expansion = expansion
         self.masks = masks or TokenMasks({})
-        self.losses: dict[str, Tensor] = {}
-        self.records: list[TokenRecord] = []
-        self.ids: dict[str, Tensor] = {}
+        self.losses: dict[str, Tensor] = {}  # auxiliary ones by name, summed over layers
+        self.records: list[TokenRecord] = []  # of each layer
+        self.ids: dict[str, Tensor] = {}  # entries (R, L) that each stack reads, if recorded
         # One slice per group, so that layers of a group share its autograd node.
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
@@ -123,11 +115,7 @@ class Routing:
         return x.shape[0], math.prod(x.shape[1:-1])
 
     def examples(self, x: Tensor) -> Tensor:
-        """View a layer's input (R, …, I) as (B, rows of an example × positions, I).
-
-        Raises:
-            ConfigError: If the backbone flattens the tokens of the batch for this layer.
-        """
+        """View a layer's input (R, …, I) as (B, rows of an example × positions, I)."""
         n_rows = self.rows_and_positions(x)[0]
         if x.ndim == 2 and n_rows > self.n_rows * self.expansion:
             raise ConfigError(
@@ -168,11 +156,7 @@ class RoutingSlot:
 
     @property
     def current(self) -> Routing:
-        """The innermost routing in use.
-
-        Raises:
-            RuntimeError: If there is none.
-        """
+        """The innermost routing in use; RuntimeError if there is none."""
         if not self._stack:
             raise RuntimeError(
                 "a layer with skills was called without a routing; call the SkilledModel with "

@@ -148,12 +148,8 @@ class LiveModel:
 def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> dict[str, Any]:
     """Return the tokens of an input and its answer, and the experts of each token.
 
-    The answer is run through the model again by teacher forcing, without its end.
-
-    Returns:
-        ``prompt`` and ``answer``: texts of tokens; ``layers``, each with its ``name``, number of
-        ``experts``, and ``chose``: a list of experts for each token of prompt and answer, in order
-        of preference if the router has one.
+    The answer is run through the model again by teacher forcing, without its end. Each layer has
+    its name, number of experts, and the experts of each token, in order of preference if any.
     """
     form, model, encoder = predictor.form, predictor.model, predictor.encoder
     (prompt,) = encoder.prompts([form.text(task, text)], [form.prompt_prefix(task)])
@@ -223,9 +219,6 @@ def serve_page(
 
     Port 0 chooses a free one. ``pairs`` are each group's skills in the page's order; ``make_page``
     returns the page from the model's data.
-
-    Raises:
-        ConfigError: If the address is not local or in use.
     """
     with listen(host, port) as listener:
         tasks: dict[str, ServedTask] = {}

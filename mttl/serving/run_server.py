@@ -31,13 +31,9 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(options: Namespace) -> None:
-    """Serve until Ctrl-C or SIGTERM; accepted requests are answered first.
+    """Serve with the options of `mttl serve` until Ctrl-C or SIGTERM.
 
-    ``options`` are those of `mttl serve`.
-
-    Raises:
-        ConfigError: If the tasks cannot be loaded, or the address is unavailable.
-        KeyboardInterrupt: If a second signal stopped it before all requests were answered.
+    Accepted requests are answered first; KeyboardInterrupt if a second signal prevents it.
     """
     key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():

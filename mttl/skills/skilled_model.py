@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -79,11 +80,7 @@ class SkilledModel(nn.Module):
         }
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
-        """Return the output of the backbone with the skills of each example's task.
-
-        Raises:
-            ValueError: If the ids are on the CPU and one is out of range.
-        """
+        """Return the output of the backbone with the skills of each example's task."""
         with self.slot.use(self.route(task_ids, inputs=inputs)):
             return self.backbone(**inputs)
 
@@ -170,7 +167,8 @@ class SkilledModel(nn.Module):
         else:
             stacks = {("encoder", "decoder", "model"): backbone}
         for names, module in stacks.items():
-            module.register_forward_pre_hook(NotedIds(self.slot, names), with_kwargs=True)
+            # A partial function, since deep copies of the model copy its slot.
+            module.register_forward_pre_hook(partial(_note, self.slot, names), with_kwargs=True)
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass, with the same routing, to save memory."""
@@ -199,17 +197,12 @@ def _check_layer(name: str, layer: Any, router: TaskRouter) -> None:
         )
 
 
-class NotedIds:
-    """A hook that records the ids a stack reads; an object, so that copies have their own slot."""
-
-    def __init__(self, slot: RoutingSlot, stacks: tuple[str, ...]) -> None:
-        self.slot, self.stacks = slot, stacks
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        ids = inputs.get("input_ids", args[0] if args else None)
-        if ids is not None and self.slot.in_use:
-            for stack in self.stacks:
-                self.slot.current.ids[stack] = ids
+def _note(
+    slot: RoutingSlot, stacks: tuple[str, ...], _: nn.Module, args: Any, inputs: dict[str, Any]
+) -> None:
+    ids = inputs.get("input_ids", args[0] if args else None)
+    if ids is not None and slot.in_use:
+        slot.current.ids |= dict.fromkeys(stacks, ids)
 
 
 def finished_rows(

@@ -56,9 +56,7 @@ def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> N
 def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
     """Return the state to continue from, or None to start.
 
-    Raises:
-        ConfigError: If there is a state without ``resume``, or its settings differ.
-        CheckpointError: If the file is damaged.
+    A state without ``resume``, or of other settings, is a `ConfigError`.
     """
     if not os.path.lexists(path):
         return None

@@ -48,10 +48,7 @@ class TokenMasks:
         """Return the mask of a layer's input, or None if all positions are tokens.
 
         Positions after those of the mask were generated; with a cache, a decoder's input has only
-        these.
-
-        Raises:
-            ValueError: If the input does not fit the mask.
+        these. An input that does not fit the mask is a ValueError.
         """
         mask = self.stacks.get(stack)
         if mask is not None:

@@ -168,9 +168,6 @@ class ComposedModel(nn.Module):
         """Return the parameters of some tasks by name, each of shape (T, …).
 
         Call it once, without gradients, if many calls of `run` share them.
-
-        Raises:
-            ValueError: If the ids are on the CPU and one is out of range.
         """
         if task_ids.device.type == "cpu":  # on an accelerator, reading them would synchronise
             check_task_ids(task_ids, self.router.n_tasks)

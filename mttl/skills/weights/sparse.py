@@ -316,10 +316,7 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
     """Set the supports of all layers; return the layers without one, whose skills change nothing.
 
     Supports are indices by the names of weights, ``<path>.weight``, as in a sparse file; for all
-    skills (n,) or for each (K, n).
-
-    Raises:
-        ValueError: If an index is out of range, or no layer has a support.
+    skills (n,) or for each (K, n). ValueError if no layer has a support.
     """
     found = {path: support[f"{path}.weight"] for path in layers if f"{path}.weight" in support}
     if not found:
