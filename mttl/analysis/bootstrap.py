@@ -20,7 +20,6 @@ def mean_and_interval(
     *,
     level: float = 0.95,
     n_draws: int = N_DRAWS,
-    seed: int = 0,
     draw_tasks: bool = True,
 ) -> tuple[float, float, float]:
     """Return the mean over tasks and its interval by a hierarchical bootstrap.
@@ -41,7 +40,7 @@ def mean_and_interval(
     mean = mean_over_tasks(cells)
     if len(scores) == 1:
         return mean, math.nan, math.nan
-    means = draw_means(cells, n_draws, np.random.default_rng(seed), draw_tasks=draw_tasks)
+    means = draw_means(cells, n_draws, np.random.default_rng(0), draw_tasks=draw_tasks)
     low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
     if high - low <= SMALLEST_WIDTH * max(abs(low), abs(high), 1.0):
         return mean, math.nan, math.nan

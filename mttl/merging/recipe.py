@@ -130,13 +130,10 @@ class Ingredient(Section):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        problem = ""
         if (self.model is None) == (self.run is None):
-            problem = "must have either model: FOLDER, or run: FOLDER and task: NAME"
-        elif (self.run is None) != (self.task is None):
-            problem = "needs both run and task: the task selects the routing weights of the run"
-        if problem:
-            raise ValueError(problem)
+            raise ValueError("must have either model: FOLDER, or run: FOLDER and task: NAME")
+        if (self.run is None) != (self.task is None):
+            raise ValueError("needs both run and task, whose routing weights are used")
         return self
 
 

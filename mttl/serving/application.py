@@ -269,7 +269,7 @@ async def _events(
     n_tokens = 0
     try:
         for index in range(n_answers if reply.chat else 0):
-            yield _event(reply.first_event(index))
+            yield _event(reply.part(index, Piece(), role="assistant"))
         async for place, piece in arriving:
             n_tokens += piece.n_tokens
             yield _event(reply.part(place, piece))

@@ -155,11 +155,7 @@ class Inventory(Bounded, nn.Module, ABC):
         return (mix_blocks(self.changes(), weights),)
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
-        """Apply merged skills to the input ``x`` and the output ``y`` of the base layer.
-
-        Raises:
-            TypeError: If the kind needs the base layer itself; call `combine_linear`.
-        """
+        """Apply merged skills to the input ``x`` and the output ``y`` of the base layer."""
         if self.reads_weight or self.changes_input:
             raise TypeError(f"{type(self).__name__} needs the base layer; call combine_linear")
         dtype = active_dtype(x)
@@ -219,9 +215,8 @@ class Inventory(Bounded, nn.Module, ABC):
     def changes(self) -> Float[Tensor, "K O *rest"]:
         """Return the change of the base weight by each skill.
 
-        Raises:
-            NotImplementedError: If the kind does not add to a weight; likewise for `delta` and
-                `compose`, and for `fold` if no plain layer is equivalent.
+        This, `delta` and `compose` raise NotImplementedError if the kind does not add to a weight,
+        and `fold` if no plain layer is equivalent.
         """
         why = self.no_weight or f"{type(self).__name__} does not add to the base weight"
         raise NotImplementedError(why)

@@ -20,13 +20,9 @@ from mttl.skills.skilled_layer import SkilledLayer
 class SkilledModel(nn.Module):
     """A backbone that runs with the skills of each example's task.
 
-    The routing is computed once per forward pass.
-
-    Args:
-        backbone: Model with skilled layers (see `attach_skills`), layers that route tokens (see
-            `mttl.moe.attach_experts`), or both.
-        router: Router of all groups; it has no groups if only tokens are routed.
-        slot: Slot that the layers read.
+    The routing is computed once per forward pass, and the layers read it from the slot. The
+    backbone has skilled layers (see `attach_skills`), layers that route tokens (see
+    `mttl.moe.attach_experts`), or both. The router has no groups if only tokens are routed.
 
     Raises:
         ValueError: If the backbone has no such layer, or a layer's group, skills or heads do not

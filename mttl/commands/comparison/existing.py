@@ -130,13 +130,10 @@ def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
     for text in texts:
         name, _, listed = text.partition("=")
         folders = tuple(Path(folder) for folder in listed.split(",") if folder)
-        problem = ""
         if not name or not folders:
-            problem = f"'{text}' must have the form NAME=RUN[,RUN...]"
-        elif name in found or name in taken:
-            problem = f"{name}: another method has this name; choose a different name"
-        if problem:
-            raise MttlError(f"--runs {problem}")
+            raise MttlError(f"--runs '{text}' must have the form NAME=RUN[,RUN...]")
+        if name in found or name in taken:
+            raise MttlError(f"--runs {name}: another method has this name; choose another")
         found[name] = ExistingRuns(name, folders)
         found[name].check()
     return list(found.values())

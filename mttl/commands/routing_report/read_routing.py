@@ -57,13 +57,10 @@ def read_view(
         built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
         require_features(built, {"plots": "a figure of routing"})
     record = read_token_record(folder).as_routing() if tokens_only else read_record(folder)
-    problem = ""
     if len(record.tasks) + len(adapted) < 2:
-        problem = "has only one task; figures compare at least two"
-    elif tokens_only and adapted:
-        problem = "routes only tokens, so --adapted has no routing weights to show"
-    if problem:
-        raise TaskError(f"'{folder}' {problem}")
+        raise TaskError(f"'{folder}' has only one task; figures compare at least two")
+    if tokens_only and adapted:
+        raise TaskError(f"'{folder}' routes only tokens; remove --adapted")
     trails: dict[str, np.ndarray] = {}
     if adapted:
         record = with_adapted(record, adapted, backbone)

@@ -31,14 +31,10 @@ from mttl.skills.weight_decay import decays
 class ModuleInventory(nn.Module):
     r"""K skills of all parameters: :math:`\theta_t = \theta_0 + \sum_k w_{tk} \phi_k`.
 
-    Args:
-        base: Module whose parameters the skills change; it is not modified here.
-        n_skills: Number of skills K.
-        kind: Kind of skill: ``"dense"`` changes every entry, ``"sparse"`` few random entries, and
-            ``"lora"`` matrices, by low-rank products.
-        granularity: Unit of parameters that share routing weights: the ``"model"``, or a
-            ``"layer"``, which is a module with parameters of its own.
-        **settings: Settings of the kind: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
+    The base is not modified here. The kind ``"dense"`` changes every entry of its parameters,
+    ``"sparse"`` few random entries, and ``"lora"`` matrices, by low-rank products. Parameters that
+    share routing weights are those of the ``"model"``, or of a ``"layer"``, which is a module with
+    parameters of its own. Settings are those of the kind.
 
     Raises:
         ValueError: If the kind or the granularity is unknown, or no parameter can have such skills.
