@@ -126,6 +126,13 @@ class Routing:
         self._check_rows(n_rows)
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
+    def tokens(self, x: Tensor) -> Tensor:
+        """View a layer's input (R, …, I) as tokens in the order of the segments."""
+        tokens = x.flatten(0, -2)
+        if len(tokens) != sum(self.segments):
+            raise ValueError("this backbone changes the number of tokens, which cannot be packed")
+        return tokens
+
     def repeat(self, values: Float[Tensor, "B *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
         """Return the values of each example, repeated for its rows."""
         self._check_rows(n_rows)

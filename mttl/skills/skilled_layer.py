@@ -45,7 +45,7 @@ class SkilledLayer(nn.Module):
         ``x`` has the shape (R, …, I) and ``y`` (R, …, O); rows of an example are adjacent.
         """
         if routing.segments:
-            tokens = x.flatten(0, -2), y.flatten(0, -2)
+            tokens = routing.tokens(x), routing.tokens(y)
             found = self.inventory.combine_tokens(*tokens, merged, routing.segments)
         else:
             found = self.inventory.combine(routing.examples(x), routing.examples(y), merged)
@@ -93,7 +93,7 @@ class SkilledLinear(SkilledLayer):
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         routing, merged = self.merge()
         if routing.segments:
-            tokens = x.flatten(0, -2)
+            tokens = routing.tokens(x)
             y = self.inventory.combine_segments(tokens, self.base, merged, routing.segments)
             return y.view(*x.shape[:-1], y.shape[-1])
         examples = routing.examples(x)
