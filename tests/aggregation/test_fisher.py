@@ -156,7 +156,7 @@ ONE = torch.ones(1)
     [
         (lambda: elastic_removal(ONE, ONE, [ONE], [ONE], []), "is shorter"),
         (lambda: elastic_removal(ONE, ONE, [], [], [], floor=0.0), "floor .0.0. must be positive"),
-        (lambda: fisher_average(ONE, [ONE], [ONE], [-1.0]), "an average cannot subtract"),
+        (lambda: fisher_average(ONE, [ONE], [ONE], [-1.0]), "must be positive, and at least one"),
         (lambda: fisher_average(ONE, [], [], []), "at least one"),
     ],
 )

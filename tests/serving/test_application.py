@@ -352,7 +352,7 @@ def test_beams_have_no_scores_and_one_piece(beams: Path) -> None:
         assert expected != run.predict("reverse", WORDS, num_beams=1)
         parts = list(ask.completions.create(model="reverse", prompt="ab", stream=True))
         assert [part.choices[0].text for part in parts] == run.predict("reverse", ["ab"])
-        with pytest.raises(openai.BadRequestError, match="the run uses 3 beams"):
+        with pytest.raises(openai.BadRequestError, match="no logprobs for the 3 beams"):
             ask.completions.create(model="reverse", prompt="ab", logprobs=1)
         assert ask.completions.create(model="copy", prompt="a", logprobs=1, top_p=0.9).choices
 

@@ -232,7 +232,7 @@ def test_parts_that_do_not_fit_are_errors():
     base = nn.Linear(3, 2)
     inventory = ModuleInventory(base, 4, kind="dense")
     router = PolytroponRouter(1, T, 1, 4)
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1, since whole modules"):
+    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 for skills of whole modules"):
         ComposedModel(base, inventory, PolytroponRouter(1, T, 2, 4))
     network = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
     with pytest.raises(ValueError, match="'1' keeps running statistics, which tasks"):
