@@ -390,7 +390,7 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(folders) -> Non
         ):
             ask.completions.create(model="copy", prompt=["a", "b", "c"])
         waiting = ask.completions.create(model="copy", prompt=["a", "b"], stream=True)
-        with pytest.raises(openai.RateLimitError, match="at most 2 can") as refused:
+        with pytest.raises(openai.RateLimitError, match="are queued already") as refused:
             ask.completions.create(model="copy", prompt="a", stream=True)
         assert refused.value.response.headers["Retry-After"] == "1"
         served.service.queue.close()
