@@ -312,11 +312,11 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         lines = "".join(json.dumps(row) + "\n" for row in results)
         (folder / "adapt-all" / "results.jsonl").write_text(lines)
     for given, message in (
-        (("--method", "mine"), "--method 'mine' must have the form NAME=FILE"),
+        (("--method", "mine"), "--method 'mine' must be NAME=FILE"),
         (("--method", "a/b=x.yaml"), "a name of letters and digits"),
         (
             ("--method", "shared=x.yaml"),
-            "--method shared: another method has this name; choose a different name",
+            "--method shared: another method has this name; choose another",
         ),
         (
             ("-c", str(config), "--methods", "polytropon", "--method", "mine=gone.yaml"),
@@ -336,7 +336,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"mine={a},{a}"), "' have the same seed, 1; remove one"),
         (
             ("--runs", f"mine={a}", f"mine={b}"),
-            "--runs mine: another method has this name; choose a different name",
+            "--runs mine: another method has this name; choose another",
         ),
         (("--runs", f"x={a}", f"y={b}"), "'y' has the seeds 2 and 'x' has 1; .* a common seed"),
         (

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from mttl.config.enums import GRADIENTS
-from mttl.io.errors import require_at_least, require_one_of, require_positive
+from mttl.io.errors import require_one_of, require_positive
 
 Batch = Mapping[str, Tensor]
 # Function that calls the model and returns log-likelihood and number of tokens of each example.
@@ -45,15 +45,14 @@ def diagonal_fisher(
 
     Args:
         model: Any model; parameters and their gradients do not change.
-        log_likelihood: Function of a function that calls the model, and of a batch. It returns
-            log p(y | x) of every example, summed over its tokens, and the number of these tokens.
+        log_likelihood: Function that returns log p(y | x) of every example, summed over its tokens,
+            and the number of these tokens.
         batches: Tensors with a leading axis B of examples.
         gradients: Unit of the squared gradients: each ``"example"``, or each ``"batch"``, as in the
             code released with elastic weight removal: the gradient of the mean loss over the
             batch's tokens is squared, divided by the number of examples, and averaged.
-        at_once: Number of examples whose gradients are in memory together. 1 uses plain automatic
-            differentiation; higher numbers use `torch.func.vmap`, which is faster, but does not
-            support branches on input values in the model.
+        at_once: Number of examples whose gradients are in memory together; above 1 by
+            `torch.func.vmap`, which is faster, but supports no branches on input values.
         on_batch: Function that is called with the number of examples after every batch.
 
     Raises:
@@ -64,7 +63,6 @@ def diagonal_fisher(
         Gradient Descent*, NeurIPS 2019, arXiv:1905.12558, on the two kinds of labels.
     """
     require_one_of(GRADIENTS, gradients=gradients)
-    require_at_least(1, at_once=at_once)
     parameters = {
         name: value.detach()
         for name, value in model.named_parameters()
@@ -123,10 +121,7 @@ def diagonal_fisher(
     for name, value in total.items():
         value.div_(count)
         if not value.isfinite().all():
-            raise ValueError(
-                f"the gradient of '{name}' is not finite; half precision may overflow: load the "
-                "model in float32"
-            )
+            raise ValueError(f"the gradient of '{name}' is not finite; load the model in float32")
     return total
 
 
@@ -173,16 +168,6 @@ def elastic_removal(
     anti-expert, λ = 0.15 for an anti-expert and no ceiling; and, in the released code, CaPE with
     Fisher information: one vector :math:`\theta_E - \theta_A`, λ0 = 1 − λ, and a ceiling of 1e6.
 
-    Args:
-        base: Parameter θ0 of the base.
-        base_fisher: Fisher information f0 of the base on its data.
-        vectors: Task vectors τ = θ − θ0 of all experts and anti-experts.
-        fishers: Fisher information of each tuned model on its data.
-        weights: Weight λ of each vector, negative for anti-experts.
-        base_weight: Weight λ0 of the base.
-        floor: Smallest Fisher information.
-        ceiling: Largest Fisher information, if limited.
-
     Raises:
         ValueError: If numbers of tensors differ, or ``base_weight`` or ``floor`` is not positive.
 
@@ -227,10 +212,7 @@ def fisher_average(
     """
     require_positive(floor=floor)
     if not vectors or min(weights) <= 0:
-        raise ValueError(
-            f"weights ({list(weights)}) must be positive, since an average cannot subtract, and "
-            "there must be at least one"
-        )
+        raise ValueError(f"weights ({list(weights)}) must be positive, and at least one")
     pairs = zip(weights, fishers, strict=True)
     weighed = [weight * fisher.clamp(floor) for weight, fisher in pairs]
     first, *changes = (part * vector for part, vector in zip(weighed, vectors, strict=True))

@@ -6,7 +6,7 @@ time, or ranges of one, so that they support models of any size.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,14 +83,12 @@ class Trimmer:
     ties: int  # number of kept entries of that magnitude
 
     @classmethod
-    def of(cls, ranges: Iterable[Float[Tensor, "..."]], kept: int) -> "Trimmer":
+    def of(cls, ranges: Callable[[], Iterable[Float[Tensor, "..."]]], kept: int) -> "Trimmer":
         """Return a trimmer, in two iterations over the ranges; ValueError if one is not finite."""
         if kept == 0:
             return cls(threshold=2**31 - 1, ties=0)
-        upper, above = _bucket((_bits(values) >> HALF for values in ranges), kept)
-        inside = (
-            bits[bits >> HALF == upper] & (2**HALF - 1) for bits in (_bits(part) for part in ranges)
-        )
+        upper, above = _bucket((_bits(part) >> HALF for part in ranges()), kept)
+        inside = (bits[bits >> HALF == upper] & (2**HALF - 1) for bits in map(_bits, ranges()))
         lower, more = _bucket(inside, kept - above)
         return cls(threshold=upper << HALF | lower, ties=kept - above - more)
 
@@ -125,7 +123,7 @@ def _bucket(keys: Iterable[Int[Tensor, "N"]], kept: int) -> tuple[int, int]:
 def trim(vector: Float[Tensor, "*shape"], density: float) -> Float[Tensor, "*shape"]:
     """Return a vector whose entries are 0 except for a share of the largest magnitudes."""
     kept = kept_count(vector.numel(), density)
-    return Trimmer.of([vector], kept)(vector.flatten()).view_as(vector)
+    return Trimmer.of(lambda: [vector], kept)(vector.flatten()).view_as(vector)
 
 
 def elect_signs(

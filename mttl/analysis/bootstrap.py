@@ -20,7 +20,6 @@ def mean_and_interval(
     *,
     level: float = 0.95,
     n_draws: int = N_DRAWS,
-    seed: int = 0,
     draw_tasks: bool = True,
 ) -> tuple[float, float, float]:
     """Return the mean over tasks and its interval by a hierarchical bootstrap.
@@ -41,7 +40,7 @@ def mean_and_interval(
     mean = mean_over_tasks(cells)
     if len(scores) == 1:
         return mean, math.nan, math.nan
-    means = draw_means(cells, n_draws, np.random.default_rng(seed), draw_tasks=draw_tasks)
+    means = draw_means(cells, n_draws, np.random.default_rng(0), draw_tasks=draw_tasks)
     low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2])
     if high - low <= SMALLEST_WIDTH * max(abs(low), abs(high), 1.0):
         return mean, math.nan, math.nan
@@ -49,19 +48,12 @@ def mean_and_interval(
 
 
 class Cells(NamedTuple):
-    """Scores by task, fold and seed; each task has scores in F folds.
+    """Scores by task, fold and seed; each task has scores in F folds."""
 
-    Attributes:
-        values: Scores, padded at the end of the axes of seeds and samples.
-        counts: Number of samples.
-        folds: Folds of each task, from 0.
-        n_seeds: Number of seeds of each fold.
-    """
-
-    values: Float[np.ndarray, "T F S M"]
-    counts: Int[np.ndarray, "T F S"]
-    folds: Int[np.ndarray, "T F"]
-    n_seeds: Int[np.ndarray, "A"]
+    values: Float[np.ndarray, "T F S M"]  # padded at the end of the axes of seeds and samples
+    counts: Int[np.ndarray, "T F S"]  # of samples
+    folds: Int[np.ndarray, "T F"]  # of each task, from 0
+    n_seeds: Int[np.ndarray, "A"]  # of each fold
 
 
 def table(scores: Mapping[Key, float]) -> Cells:

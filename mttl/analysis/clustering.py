@@ -21,13 +21,6 @@ def task_tree(similarity: Float[np.ndarray, "T T"]) -> Float[np.ndarray, "T-1 4"
     return linkage(squareform(distances, checks=False), method="average", optimal_ordering=True)
 
 
-def task_order(tree: Float[np.ndarray, "T-1 4"]) -> Int[np.ndarray, "T"]:
-    """Return the tasks in the order of the tree's leaves."""
-    from scipy.cluster.hierarchy import leaves_list
-
-    return leaves_list(tree)
-
-
 def tree_joints(
     tree: Float[np.ndarray, "T-1 4"],
 ) -> tuple[list[int], list[tuple[np.ndarray, np.ndarray]]]:
@@ -38,13 +31,6 @@ def tree_joints(
     # SciPy places the leaves at 5, 15, 25 ….
     corners = zip(np.array(drawn["icoord"]), np.array(drawn["dcoord"]), strict=True)
     return drawn["leaves"], [((places - 5) / 10, distances) for places, distances in corners]
-
-
-def task_clusters(tree: Float[np.ndarray, "T-1 4"], n_clusters: int) -> Int[np.ndarray, "T"]:
-    """Return the cluster of every task; merges at equal distances are split together."""
-    from scipy.cluster.hierarchy import fcluster
-
-    return fcluster(tree, n_clusters, criterion="maxclust")
 
 
 def category_agreement(
@@ -63,8 +49,10 @@ def category_agreement(
         Vinh, Epps and Bailey, *Information Theoretic Measures for Clusterings Comparison*, JMLR
         2010; normalised by the mean of the two entropies.
     """
+    from scipy.cluster.hierarchy import fcluster
+
     labels = np.unique(list(categories), return_inverse=True)[1]
-    clusters = task_clusters(task_tree(similarity), int(labels.max()) + 1) - 1
+    clusters = fcluster(task_tree(similarity), int(labels.max()) + 1, criterion="maxclust") - 1
     generator = np.random.default_rng(seed)
     permuted = [generator.permutation(labels) for _ in range(n_permutations)]
     scores = adjusted_mutual_information(np.stack([labels, *permuted]), clusters)

@@ -50,18 +50,9 @@ def factor_recovery(
     permutes a factor's values among tasks that are equal in all other factors, and matches again,
     so the other factors do not contribute. If such tasks never differ in the factor (the others
     determine it, or it has one value only), the result is None.
-
-    Args:
-        use: Use of each skill by each task, probabilities or weights; heads count as groups.
-        factors: Value of every task, by name of the factor.
-        n_permutations: Number of permutations, at least 1.
-        seed: Seed of the permutations.
-
-    Raises:
-        ValueError: If an entry of ``use`` is infinite or NaN.
+    The use of each skill by each task is a probability or a weight; heads count as groups.
+    ``factors`` has the value of every task by name of the factor.
     """
-    if not np.isfinite(use).all():
-        raise ValueError("the use of skills must be finite; an entry is infinite or NaN")
     labels = {
         name: np.unique(list(values), return_inverse=True)[1] for name, values in factors.items()
     }

@@ -41,23 +41,15 @@ class RoutingHistory:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """The routing of a run.
-
-    Attributes:
-        groups: Names of the groups of layers.
-        weights: Mixing weights of the kept checkpoint.
-        probabilities: Probability that each task uses each skill, before normalisation.
-        history: Mixing weights over training, if the run recorded them.
-        curves: Statistics over training, by name (``discreteness``, ``encoder/usage`` …).
-    """
+    """The routing of a run's kept checkpoint, by groups of layers."""
 
     folder: Path
     tasks: tuple[str, ...]
     groups: tuple[str, ...]
     weights: Float[np.ndarray, "G T K"]
-    probabilities: Float[np.ndarray, "G T K"]
-    history: RoutingHistory | None = None
-    curves: Curves = field(default_factory=dict)
+    probabilities: Float[np.ndarray, "G T K"]  # of using each skill, before normalisation
+    history: RoutingHistory | None = None  # if the run recorded it
+    curves: Curves = field(default_factory=dict)  # statistics over training
 
 
 def read_record(folder: str | Path) -> RoutingRecord:
@@ -65,10 +57,7 @@ def read_record(folder: str | Path) -> RoutingRecord:
     folder = Path(folder)
     path = folder / "plots" / "routing.npz"
     if not path.is_file():
-        raise CheckpointError(
-            f"'{path}' does not exist. Give the folder of a finished run, since training writes "
-            "this file last; finish an interrupted run with --resume"
-        )
+        raise CheckpointError(f"'{path}' does not exist; finish the training with --resume")
     names = ("tasks", "groups", "weights", "probabilities")
     tasks, groups, weights, probabilities = read_arrays(path, names).values()
     curves = {
@@ -115,21 +104,15 @@ def read_metrics(folder: Path) -> Curves:
 
 @dataclass(frozen=True)
 class Ablation:
-    """Changes of tasks when a skill is switched off in some layers.
-
-    Attributes:
-        pairs: Skills of every group in the common order, which numbers skills that are switched
-            off in all groups.
-        losses: Change of the loss; higher is worse.
-        scores: Change of the score, if it was computed; lower is worse.
-    """
+    """Changes of loss and score (if computed) when a skill is switched off in some layers."""
 
     tasks: tuple[str, ...]
     layers: tuple[str, ...]
     groups: tuple[str, ...]
+    # Skills of every group in the common order, which numbers those switched off in all groups.
     pairs: Int[np.ndarray, "G K"]
-    losses: Float[np.ndarray, "P T K"]
-    scores: Float[np.ndarray, "P T K"] | None
+    losses: Float[np.ndarray, "P T K"]  # higher is worse
+    scores: Float[np.ndarray, "P T K"] | None  # lower is worse
 
     def is_of(self, record: RoutingRecord) -> bool:
         """Return whether tasks and groups of layers are those of a run."""

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Int
 
-from mttl.analysis.clustering import task_order, task_tree
+from mttl.analysis.clustering import task_tree
 from mttl.analysis.projection import task_similarity
 from mttl.analysis.routing_record import Curves, RoutingRecord
 from mttl.analysis.skill_matching import align_groups, matched
@@ -18,21 +18,14 @@ from mttl.io.errors import TaskError
 
 @dataclass(frozen=True)
 class RoutingView:
-    """The routing of a run as tables, figures and the interactive page show it.
-
-    Attributes:
-        record: Routing files of the run.
-        categories: Category of every task.
-        trails: Routing weights of adapted tasks over their adaptation, by name.
-        members: Names of the skills if they are members of a library, equal in all groups.
-        tokens: Experts that the run's tokens chose, for the page.
-    """
+    """The routing of a run as tables, figures and the interactive page show it."""
 
     record: RoutingRecord
-    categories: tuple[str, ...]
+    categories: tuple[str, ...]  # of every task
+    # Routing weights of adapted tasks over their adaptation, by name.
     trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
-    members: tuple[str, ...] = ()
-    tokens: TokenRoutingRecord | None = None
+    members: tuple[str, ...] = ()  # names of skills that are members of a library
+    tokens: TokenRoutingRecord | None = None  # for the page
 
     @property
     def name(self) -> str:
@@ -74,7 +67,9 @@ class RoutingView:
     @cached_property
     def order(self) -> Int[np.ndarray, "T"]:
         """The tasks in the order of the tree."""
-        return task_order(self.tree)
+        from scipy.cluster.hierarchy import leaves_list
+
+        return leaves_list(self.tree)
 
     @cached_property
     def statistics(self) -> Float[np.ndarray, "G 4"]:

@@ -51,7 +51,7 @@ def align_groups(weights: Float[np.ndarray, "G T K"]) -> Int[np.ndarray, "G K"]:
 
 
 def group_agreement(
-    weights: Float[np.ndarray, "G T K"], *, n_permutations: int = 100, seed: int = 0
+    weights: Float[np.ndarray, "G T K"], *, n_permutations: int = 100
 ) -> PermutationTest | None:
     """Return the mean correlation of matched skills between groups of layers; None for one group.
 
@@ -59,7 +59,7 @@ def group_agreement(
     """
     if len(weights) == 1:
         return None
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     permuted = [
         _agreement(np.stack([generator.permutation(group) for group in weights]))
         for _ in range(n_permutations)
@@ -72,7 +72,6 @@ def matched_correlation(
     second: Float[np.ndarray, "G T K"],
     *,
     n_permutations: int = 1000,
-    seed: int = 0,
 ) -> tuple[Float[np.ndarray, "G"], PermutationTest]:
     """Return the correlation of matched skills of two runs: mean per group, and mean over groups.
 
@@ -82,7 +81,7 @@ def matched_correlation(
     """
     one, other = _standardised(first), _standardised(second)
     by_group = _assign(_correlations(one, other))[1]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     permuted = [
         _assign(_correlations(one, other[:, generator.permutation(one.shape[1])]))[1].mean()
         for _ in range(n_permutations)

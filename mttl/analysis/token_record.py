@@ -32,35 +32,23 @@ START = "start"  # stands for the token before the first
 
 @dataclass(frozen=True)
 class TokenRoutingRecord:
-    """Choices of the tokens of a run. A pair is a token and an expert that it chose.
-
-    Attributes:
-        counts: Number of pairs by layer, task and expert.
-        dropped: Share of pairs that exceeded the capacity of their expert.
-        token_bits: Mutual information of expert and token, in bits.
-        previous_bits: Mutual information of expert and preceding token.
-        task_bits: Mutual information of expert and task.
-        expert_bits: Entropy of the loads, which bounds the mutual information.
-        tokens: Tokens that chose an expert most often, padded with "".
-        token_shares: Share of this expert among all choices of each of these tokens in the layer.
-        before: Commonest token before each of these tokens.
-        previous: Commonest tokens before all tokens that chose an expert.
-    """
+    """Choices of the tokens of a run. A pair is a token and an expert that it chose."""
 
     folder: Path
     tasks: tuple[str, ...]
     layers: tuple[str, ...]
-    counts: Int[np.ndarray, "M T E"]
-    dropped: Float[np.ndarray, "M"]
+    counts: Int[np.ndarray, "M T E"]  # pairs by layer, task and expert
+    dropped: Float[np.ndarray, "M"]  # share of pairs that exceeded the capacity of their expert
+    # Mutual information of expert and token, preceding token or task, in bits.
     token_bits: Float[np.ndarray, "M"]
     previous_bits: Float[np.ndarray, "M"]
     task_bits: Float[np.ndarray, "M"]
-    expert_bits: Float[np.ndarray, "M"]
-    tokens: np.ndarray
+    expert_bits: Float[np.ndarray, "M"]  # entropy of the loads, which bounds the others
+    tokens: np.ndarray  # those that chose an expert most often, padded with ""
     token_counts: Int[np.ndarray, "M E n"]
-    token_shares: Float[np.ndarray, "M E n"]
-    before: np.ndarray
-    previous: np.ndarray
+    token_shares: Float[np.ndarray, "M E n"]  # of this expert among all choices of a token
+    before: np.ndarray  # commonest token before each of these tokens
+    previous: np.ndarray  # commonest tokens before all tokens that chose an expert
     previous_counts: Int[np.ndarray, "M E n"]
     history: "LoadHistory | None" = None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
+from mttl.io.reading import require_file
 from mttl.runtime.command import say
 
 
@@ -26,8 +27,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Convert the file."""
     file = Path(options.file)
-    if not file.is_file():
-        raise ConfigError(f"the file '{file}' does not exist; name a .gguf file")
+    require_file(file, ConfigError)
     from mttl.merging.check_written import write_model
     from mttl.models.backbone import load_pretrained, load_tokenizer
 

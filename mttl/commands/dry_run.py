@@ -9,7 +9,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import LambdaCallback
 
 from mttl.assembly.build_backbone import architecture, build_tokenizer
 from mttl.assembly.build_router import with_factors
@@ -90,7 +90,14 @@ def _rows_and_steps(
 
 def _seconds_per_step(config: Config, data: TextToTextDataModule) -> float:
     """Train a few steps on one device; return the median time."""
-    built, watch, section = build_model(config, data.tasks), _Watch(), config.trainer
+    built, section = build_model(config, data.tasks), config.trainer
+    times: dict[int, float] = {}  # by optimizer steps that have ended
+
+    def note(trainer: pl.Trainer, *_: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.setdefault(trainer.global_step, time.perf_counter())
+
     module = build_module(config, built, {task: data.gym.metric(task) for task in data.tasks})
     embed_tasks(built.model, data)
     kept = {"precision", "gradient_clip_val", "accelerator", "accumulate_grad_batches"}
@@ -101,21 +108,9 @@ def _seconds_per_step(config: Config, data: TextToTextDataModule) -> float:
         devices=section.devices[:1] if isinstance(section.devices, list) else 1,
         max_steps=WARM_UP + TIMED,
         limit_val_batches=0,
-        callbacks=[watch],
+        callbacks=[LambdaCallback(on_train_batch_end=note)],
         use_distributed_sampler=False,
     )
     trainer.fit(module, datamodule=data)
-    ends = [watch.ends[step] for step in range(WARM_UP, WARM_UP + TIMED + 1)]
+    ends = [times[step] for step in range(WARM_UP, WARM_UP + TIMED + 1)]
     return median(later - before for before, later in pairwise(ends))
-
-
-class _Watch(Callback):
-    """Records when each optimizer step ends."""
-
-    def __init__(self) -> None:
-        self.ends: dict[int, float] = {}
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.ends.setdefault(trainer.global_step, time.perf_counter())

@@ -142,29 +142,21 @@ def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:
     if given is not None:
         return given
     bases = {folder.config.get("base_model_name_or_path") for folder in folders}
-    base = bases.pop() if len(bases) == 1 else None
-    if base:
-        return base
-    problem = "the adapter does not name its base model; name it with --backbone"
-    if bases:
-        problem = (
-            f"the adapters name different base models: {', '.join(sorted(map(repr, bases)))}. "
-            "All skills of an inventory need the same; if these names mean one model, "
-            "name it with --backbone"
+    if len(bases) > 1:
+        raise ConfigError(
+            f"the adapters name different base models: {', '.join(sorted(map(repr, bases)))}; if "
+            "these names mean one model, name it with --backbone"
         )
-    raise ConfigError(problem)
+    if base := bases.pop():
+        return base
+    raise ConfigError("the adapter does not name its base model; name it with --backbone")
 
 
 def named(given: list[str] | None, own: list[str]) -> list[str]:
     """Return the names of the tasks after checking them."""
     names = own if given is None else given
-    problem = ""
     if len(names) != len(own):
-        problem = f"--tasks has {len(names)} names for {len(own)} tasks"
-    elif len(set(names)) < len(names) or not all(names):
-        problem = (
-            f"task names must be distinct, not {', '.join(names)}; name the tasks with --tasks a,b"
-        )
-    if problem:
-        raise ConfigError(problem)
+        raise ConfigError(f"--tasks has {len(names)} names for {len(own)} tasks")
+    if len(set(names)) < len(names) or not all(names):
+        raise ConfigError(f"task names must be distinct, not {', '.join(names)}; set --tasks a,b")
     return names

@@ -203,8 +203,7 @@ def _prefix_of(prefixes: set[str | None]) -> str:
     if len(known) > 1:
         found = ", ".join(sorted(map(str, known)))
         raise ConfigError(
-            f"members were trained with different data.prefix ({found}): select members with "
-            "--members, or set -k data.prefix=…"
+            f"members differ in data.prefix ({found}): use --members, or -k data.prefix=…"
         )
     return str(known.pop())
 

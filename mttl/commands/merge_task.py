@@ -79,9 +79,8 @@ def quantisation_loss(built: "Built") -> str:
     if backbone.quantize is None:
         return "The base model is stored quantised and was dequantised; its error is unknown."
     original = build_backbone(backbone.model_copy(update={"quantize": None}))
-    error = quantisation_error(built.model.backbone, original)
+    overall, largest, worst = quantisation_error(built.model.backbone, original)
     return (
         f"The base model was quantised ({backbone.quantize}) in training and is dequantised here: "
-        f"the relative error of its weights is {error.overall:.2e} (largest {error.largest:.2e}, "
-        f"in {error.worst})."
+        f"the relative error of its weights is {overall:.2e} (largest {largest:.2e}, in {worst})."
     )

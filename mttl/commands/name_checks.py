@@ -81,6 +81,7 @@ def check_training(config: object, *, resume: bool) -> None:
     """Check the folder, tasks and levels of a training."""
     from mttl.checkpoints.run_folder import RunFolder, check_place
     from mttl.config.babyai_schema import BabyAIConfig
+    from mttl.config.load import resolve_folder
     from mttl.config.schema import Config
 
     assert isinstance(config, Config | BabyAIConfig)
@@ -92,16 +93,10 @@ def check_training(config: object, *, resume: bool) -> None:
     if config.run.start is not None:
         inventory_folder(config.run.start)
     check_tasks(config)
-    check_model(config)
-
-
-def check_model(config: "Config") -> None:
-    """Raise a `ConfigError` if a pretrained backbone is neither a folder nor can be downloaded."""
-    from mttl.config.load import resolve_folder
-    from mttl.models.model_names import check_model_name
-
     backbone = config.backbone
     if backbone.kind == "pretrained" and not resolve_folder(backbone.name).is_dir():
+        from mttl.models.model_names import check_model_name
+
         check_model_name("backbone.name", backbone.name)
 
 

@@ -18,7 +18,6 @@ from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
-    from mttl.assembly.planning.memory_plan import MemoryPlan
     from mttl.config.schema import Config
 
 
@@ -95,14 +94,12 @@ def _compare(
     console.print(f"| backbone | {' | '.join(ways)} |")
     console.print(f"|---|{'--:|' * len(ways)}")
     for folder in options.backbones:
-        needs = needs_of(_on(config, folder), tasks)
-        cells = [_cell(needs.plan(*way), options.gpu_memory) for way in ways.values()]
+        needs, cells = needs_of(_on(config, folder), tasks), []
+        for way in ways.values():
+            plan = needs.plan(*way)
+            fitting = [gib for gib in sorted(options.gpu_memory) if plan.fits(gib)]
+            cells.append(f"{_gib(plan.peak)} → {fitting[0] if fitting else 'none'}")
         console.print(f"| {Path(folder).name} | {' | '.join(cells)} |", soft_wrap=True)
-
-
-def _cell(plan: "MemoryPlan", sizes: list[int]) -> str:
-    fitting = [gib for gib in sorted(sizes) if plan.fits(gib)]
-    return f"{_gib(plan.peak)} → {fitting[0] if fitting else 'none'}"
 
 
 def _on(config: "Config", folder: str) -> "Config":

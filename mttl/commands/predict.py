@@ -52,13 +52,10 @@ def main(options: argparse.Namespace) -> None:
     search = {"num_beams": options.beams, "max_new_tokens": options.max_tokens}
     draws = {"temperature": options.temperature, "top_p": options.top_p}
     drawn = any(value is not None for value in draws.values())
-    problem = ""
     if drawn and options.beams is not None:
-        problem = "--beams does not work with --temperature and --top-p, which sample; remove one"
-    elif options.top_p is not None and options.top_p > 1:
-        problem = f"--top-p ({options.top_p}) must be at most 1"
-    if problem:
-        raise ConfigError(problem)
+        raise ConfigError("--beams does not work with --temperature and --top-p; remove one")
+    if options.top_p is not None and options.top_p > 1:
+        raise ConfigError(f"--top-p ({options.top_p}) must be at most 1")
     if drawn:
         search |= draws | {"num_beams": 1, "do_sample": True, "top_k": 0}
     if len(options.choices) == 1 and (given := options.choices[0]).startswith("@"):

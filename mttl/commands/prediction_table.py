@@ -182,16 +182,12 @@ def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[
         (text_of(row, "task") or task or only) if text_of(row, "input") else "" for row in rows
     ]
     for number, name in enumerate(names, 1):
-        problem = ""
+        where = f"{place}, row {number}"
         if name is None:
-            problem = "the task is missing; add a column 'task' or give --task NAME"
-        elif name and name not in models:
-            problem = (
-                f"unknown task '{name}'.{nearest(name, models)} Load adapted tasks with "
-                "--adapted DIR"
-            )
-        if problem:
-            raise TaskError(f"{place}, row {number}: {problem}")
+            raise TaskError(f"{where}: the task is missing; add a column 'task' or --task NAME")
+        if name and name not in models:
+            advice = "Load adapted tasks with --adapted DIR"
+            raise TaskError(f"{where}: unknown task '{name}'.{nearest(name, models)} {advice}")
     return [str(name) for name in names]
 
 
@@ -215,10 +211,7 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
     endings = [Path(name).suffix.removeprefix(".") for name in (questions, out) if name]
     kinds = [ending for ending in endings if ending in FORMATS]
     if len(set(kinds)) > 1:
-        raise ConfigError(
-            f"'{questions}' and --out '{out}' have different formats; use the same ending, or set "
-            "--format"
-        )
+        raise ConfigError(f"'{questions}' and --out '{out}' have different formats; set --format")
     return kinds[0] if kinds else None
 
 

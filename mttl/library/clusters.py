@@ -97,8 +97,5 @@ def shuffled(labels: Int[Tensor, "K"], *, seed: int = 0) -> Int[Tensor, "K"]:
 def task_shares(tasks: Sequence[str], labels: Int[Tensor, "K"]) -> dict[str, list[float]]:
     """Return the shares of each task's members in the clusters."""
     members = torch.nn.functional.one_hot(labels).double()
-    shares = {}
-    for task in dict.fromkeys(tasks):
-        own = torch.tensor([one == task for one in tasks])
-        shares[task] = members[own].mean(0).tolist()
-    return shares
+    own = {task: torch.tensor([one == task for one in tasks]) for task in dict.fromkeys(tasks)}
+    return {task: members[mask].mean(0).tolist() for task, mask in own.items()}

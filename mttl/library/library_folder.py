@@ -107,10 +107,7 @@ class Library(Record):
         """Return a member; CheckpointError if a file is missing or differs from the hash."""
         folder = self.place(name)
         if _digest(folder) != self.members[name]:
-            raise CheckpointError(
-                f"'{folder}' is damaged (its checksum differs from that in {LIBRARY}). Copy it "
-                "again, or remove the member and add it again"
-            )
+            raise CheckpointError(f"'{folder}' is damaged; remove the member and add it again")
         return Member(self.card(name), read_lora(read_peft(folder))).trimmed()
 
     def changed(self, members: Mapping[str, str]) -> "Library":

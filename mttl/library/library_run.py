@@ -15,7 +15,7 @@ from mttl.config.moe_schema import LoRAExperts, MoE
 from mttl.config.schema import Config
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.record import Record
-from mttl.library.library_folder import Library, Member
+from mttl.library.library_folder import Library
 from mttl.library.member_card import MemberCard
 from mttl.library.stacking import stack_members, without_general
 
@@ -46,28 +46,26 @@ def make_run(
 ) -> tuple[Config, Built]:
     """Write a run whose skills or experts are members of a library, and return it.
 
-    Args:
-        library: Library of the members.
-        names: Names of the members, each with a task.
-        config: Configuration; the sections skills and moe get number, rank and layers of members.
-        out: Folder of the run.
-        mix: Mixing of several skills, as ``skills.mix``.
-        descriptions: Descriptions of the tasks, for routers that read them.
-        general: Names of general members, whose mean is subtracted from the others.
-        prepare: Function of configuration and model that is called before the run is written.
+    The sections skills and moe of the configuration get number, rank and layers of the members.
+    ``mix`` is ``skills.mix``. ``general`` names members whose mean is subtracted from the others,
+    and ``prepare`` is called with configuration and model before the run is written.
 
-    Raises:
-        ConfigError: If a section does not fit the members, or two members have one task.
-        CheckpointError: If a member is damaged, or the backbone is not that of the library.
+    Raises `ConfigError` if a section does not fit the members, or two members have one task.
     """
     members = [library.member(name) for name in names]
-    tasks = tasks_of(members)
+    owners: dict[str, str] = {}
+    for member in members:
+        task, name = member.card.task, member.card.name
+        if owners.setdefault(task, name) != name:
+            raise ConfigError(
+                f"'{owners[task]}' and '{name}' both have the task '{task}'; choose one (--members)"
+            )
     changes = [member.changes for member in members]
     if general:
         changes = without_general(changes, [library.member(name).changes for name in general])
     layers = stack_members(changes)
     config = with_members(config, layers, mix=mix)
-    imported = build_imported(config, layers, tasks)
+    imported = build_imported(config, layers, list(owners))
     backbone = config.backbone
     assert isinstance(backbone, Pretrained)
     if backbone.quantize is None:  # quantised weights have another fingerprint
@@ -90,30 +88,13 @@ def make_run(
     return config, imported
 
 
-def tasks_of(members: Sequence[Member]) -> list[str]:
-    """Return the task of each member; ConfigError if two members have one task."""
-    owners: dict[str, str] = {}
-    for member in members:
-        task, name = member.card.task, member.card.name
-        if task in owners:
-            raise ConfigError(
-                f"the members '{owners[task]}' and '{name}' both have the task '{task}'; choose "
-                "one of them (--members)"
-            )
-        owners[task] = name
-    return list(owners)
-
-
 def with_members(
     config: Config, layers: Mapping[str, tuple[Tensor, Tensor]], *, mix: str
 ) -> Config:
     """Return a configuration with number, rank and layers of skills or experts of the members."""
     router, moe = config.router.kind, config.moe
     if config.backbone.kind != "pretrained" or config.backbone.train:
-        raise ConfigError(
-            "members of a library need their frozen pretrained backbone: set backbone.kind: "
-            "pretrained, and train: false"
-        )
+        raise ConfigError("members of a library need backbone.kind: pretrained, and train: false")
     if config.aggregation.kind != "mixture":
         raise ConfigError(
             f"aggregation.kind '{config.aggregation.kind}' needs training with the skills of a "
@@ -131,8 +112,7 @@ def with_members(
         return config.model_copy(update={"skills": skills})
     if config.skills.kind != "none":
         raise ConfigError(
-            "members cannot be both skills of tasks and experts of tokens: with a section moe, set "
-            "skills.kind: none"
+            "with a section moe, members are experts of tokens: set skills.kind: none"
         )
     own = getattr(moe.experts, "shared_down", True)
     if own or moe.every != 1 or moe.stacks is not None:

@@ -97,8 +97,7 @@ class Found:
         model, backbone = built.model, built.meta["backbone"]
         if backbone["trained"]:
             raise CheckpointError(
-                f"'{path}' also trained its backbone, so its skills fit no other model. Merge a "
-                "task instead (mttl merge-task)"
+                f"'{path}' also trained its backbone; merge a task instead (mttl merge-task)"
             )
         kind, mixing_of, rows = "task", task_mixing, scores_of(path, built.tasks)
         names = built.tasks

@@ -65,8 +65,7 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
             ranks = {one.rank for one in (part, *known)}
             if len(ranks) > 1:
                 raise ConfigError(
-                    f"'{path}' has the ranks {', '.join(map(str, sorted(ranks)))} in a member and "
-                    "in the general ones; the subtraction needs equal ranks"
+                    f"'{path}' needs equal ranks in members and general ones, not {sorted(ranks)}"
                 )
             if known:
                 down = torch.stack([one.down for one in known]).mean(0)

@@ -34,18 +34,13 @@ N_TOKENS = 16
 
 
 def check_written(folder: Path, network: Any, answers: Answers, like: Any = None) -> None:
-    """Raise CheckpointError unless a folder loads and answers as intended.
+    """Raise CheckpointError unless a folder of a model, an adapter or a run loads as intended.
 
-    Args:
-        folder: Folder of a model, an adapter or a run.
-        network: Model in the folder; the base of an adapter; or the run, loaded from the folder.
-        answers: Intended logits; without them only names and shapes are compared.
-        like: Folder of a model with the same missing and unexpected tensors, which are allowed
-            then; or the tensors of an adapter.
-
-    Raises:
-        CheckpointError: If tensors are missing, unexpected or of another shape, or answers differ
-            by more than `rounding`; the message names all of them.
+    The message names all tensors that are missing, unexpected or of another shape, and answers that
+    differ from the intended ones by more than `rounding`; without ``answers`` only names and shapes
+    are compared. ``network`` is the model in the folder, the base of an adapter, or the run, loaded
+    from the folder. ``like`` is a folder of a model whose wrong tensors are allowed, or the tensors
+    of an adapter.
     """
     if isinstance(network, Built):
         found = task_answers(network.model, network.tasks)

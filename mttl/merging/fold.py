@@ -37,8 +37,6 @@ def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
             f"{type(router).__name__} mixes skills by prompt, so a task has no fixed weights. Use "
             "the run itself, or merge the average"
         )
-    if not 0 <= task_id < router.n_tasks:
-        raise ValueError(f"task_id ({task_id}) must be in 0 … {router.n_tasks - 1}")
     return router.matrix()[:, task_id].detach()
 
 
@@ -72,14 +70,10 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
 
     Raises:
         CheckpointError: If tokens choose experts.
-        ValueError: If ``mixing`` does not fit the router, a kind of skill has no plain weights, or
-            a changed weight is shared with another layer; the model does not change.
+        ValueError: If a kind of skill has no plain weights, or a changed weight is shared with
+            another layer; the model does not change.
     """
     require_plain(model)
-    router = model.router
-    expected = (router.n_groups, router.n_heads, router.n_skills)
-    if mixing.shape != expected:
-        raise ValueError(f"mixing has shape {tuple(mixing.shape)}; the router needs {expected}")
     if not (skilled := model.skilled_layers()):
         raise ValueError("the skills are already merged; call `unfold` first")
     _check_tied(model.backbone, skilled)
@@ -145,10 +139,7 @@ def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> n
     layer = require_weights(path, skilled)
     base = layer.base
     if is_foreign(base):
-        raise ValueError(
-            f"'{path}' is {type(base).__name__}, whose weight cannot be read; load the backbone in "
-            "floating point"
-        )
+        raise ValueError(f"'{path}' is {type(base).__name__}; load the backbone in floating point")
     packed = is_packed(layer.weight)
     kept = dense_weight(base) if packed else layer.weight
     weight, bias = kept, layer.bias
@@ -197,18 +188,9 @@ def _check_tied(backbone: nn.Module, skilled: dict[str, SkilledLayer]) -> None:
                 )
 
 
-@dataclass(frozen=True)
-class QuantisationError:
-    """The distance of packed weights from the originals, relative to their norm."""
-
-    overall: float
-    worst: str
-    largest: float
-
-
 @torch.no_grad()
-def quantisation_error(backbone: nn.Module, original: nn.Module) -> QuantisationError:
-    """Return the error of a backbone's packed weights against the model in floating point."""
+def quantisation_error(backbone: nn.Module, original: nn.Module) -> tuple[float, float, str]:
+    """Return the relative error of packed weights, the largest of one layer, and its path."""
     squares: dict[str, tuple[float, float]] = {}
     for path, layer in packed_layers(backbone).items():
         name = path.removesuffix(".base")
@@ -220,7 +202,7 @@ def quantisation_error(backbone: nn.Module, original: nn.Module) -> Quantisation
     errors = {name: (lost / max(whole, 1e-30)) ** 0.5 for name, (lost, whole) in squares.items()}
     worst = max(errors, key=errors.__getitem__)
     lost, whole = (sum(column) for column in zip(*squares.values(), strict=True))
-    return QuantisationError((lost / whole) ** 0.5, worst, errors[worst])
+    return (lost / whole) ** 0.5, errors[worst], worst
 
 
 def dequantise(backbone: nn.Module) -> int:

@@ -104,10 +104,7 @@ def mixture(
     if not isinstance(inventory, LoRAInventory):
         delta = inventory.delta(weights[None])[0].detach()  # before other errors
         if rank is None:
-            raise ValueError(
-                f"changes of {type(inventory).__name__} are not low-rank; set the rank of their "
-                "approximation"
-            )
+            raise ValueError(f"changes of {type(inventory).__name__} are not low-rank; set a rank")
         return factorise(delta, rank)
     exact = mixture_factors(inventory, weights)
     if rank is None or exact.rank <= rank:

@@ -55,17 +55,13 @@ class MixtureChange:
         folder = base.path
         saved = read_inventory(run)
         self.settings = settings = read_found_settings(saved)
-        problem = ""
         if task not in saved.tasks:
-            problem = f"has no task '{task}'.{nearest(task, saved.tasks)}"
-        elif settings.backbone.quantize:
-            problem = (
-                f"was trained on a quantised backbone ({settings.backbone.quantize}), not on the "
-                f"weights of '{folder}'; merge its task into a model first (mttl merge-task), and "
-                "use that model"
+            raise CheckpointError(f"'{run}' has no task '{task}'.{nearest(task, saved.tasks)}")
+        if settings.backbone.quantize:
+            raise CheckpointError(
+                f"'{run}' was trained on a quantised backbone ({settings.backbone.quantize}); "
+                "merge its task into a model first (mttl merge-task), and use that model"
             )
-        if problem:
-            raise CheckpointError(f"'{run}' {problem}")
         require_features(settings, {"merges": f"merging '{run}'"})
         backbone = empty_model(folder)
         if backbone is None:

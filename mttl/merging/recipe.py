@@ -128,20 +128,12 @@ class Ingredient(Section):
     fisher: Text | None = None
     """File with the Fisher information of the model on its data."""
 
-    @property
-    def name(self) -> str:
-        """The folder, with the task of a run."""
-        return str(self.model) if self.run is None else f"{self.run} [{self.task}]"
-
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        problem = ""
         if (self.model is None) == (self.run is None):
-            problem = "must have either model: FOLDER, or run: FOLDER and task: NAME"
-        elif (self.run is None) != (self.task is None):
-            problem = "needs both run and task: the task selects the routing weights of the run"
-        if problem:
-            raise ValueError(problem)
+            raise ValueError("must have either model: FOLDER, or run: FOLDER and task: NAME")
+        if (self.run is None) != (self.task is None):
+            raise ValueError("needs both run and task, whose routing weights are used")
         return self
 
 

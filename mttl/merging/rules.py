@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from jaxtyping import Float
@@ -57,7 +57,11 @@ class Parts:
         names = [name for name in self.base if self.base[name].is_floating_point()]
         density = getattr(self.recipe.method, "density", 1.0)
         kept = kept_count(sum(self.base[name].numel() for name in names), density)
-        return [Trimmer.of(_Vectors(self.base, one, names), kept) for one in self.changes]
+
+        def read(change: Change) -> Iterator[Tensor]:
+            return (change.read(name, self.base.wide(name)) for name in names)
+
+        return [Trimmer.of(partial(read, one), kept) for one in self.changes]
 
 
 def _add(method: Any, parts: Parts, tensor: str, base: Tensor) -> Tensor:
@@ -66,40 +70,22 @@ def _add(method: Any, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     return add_task_vectors(base, parts.vectors(tensor, base), weights)
 
 
-def _elastic(method: Elastic, parts: Parts, tensor: str, base: Tensor) -> Tensor:
-    # Models that do not change a tensor contribute neither a vector nor to Z.
-    having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
-    fishers = _measures(tensor, base, parts.base_fisher, *(parts.fishers[i] for i in having))
-    if not having or not fishers:
-        return base
+def _elastic(method: Elastic | ElasticCaPE, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     vectors = parts.vectors(tensor, base)
-    return elastic_removal(
-        base,
-        fishers[0],
-        [vectors[i] for i in having],
-        fishers[1:],
-        [parts.weights[i] for i in having],
-        base_weight=method.base_weight,
-        floor=method.floor,
-        ceiling=method.ceiling,
-    )
-
-
-def _elastic_cape(method: ElasticCaPE, parts: Parts, tensor: str, base: Tensor) -> Tensor:
-    if not (fishers := _measures(tensor, base, parts.base_fisher, parts.contrast_fisher)):
+    if isinstance(method, ElasticCaPE):
+        # Vectors of anti-experts are negated: the sum is expert − anti-expert.
+        vectors, files = [vectors[0] + vectors[1]], [parts.contrast_fisher]
+        weights, base_weight = [method.weight], 1 - method.weight
+    else:
+        # Models that do not change a tensor contribute neither a vector nor to Z.
+        having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
+        vectors, files = [vectors[i] for i in having], [parts.fishers[i] for i in having]
+        weights, base_weight = [parts.weights[i] for i in having], method.base_weight
+    fishers = _measures(tensor, base, parts.base_fisher, *files)
+    if not vectors or not fishers:
         return base
-    # Vectors of anti-experts are negated: the sum is expert − anti-expert.
-    first, second = parts.vectors(tensor, base)
-    return elastic_removal(
-        base,
-        fishers[0],
-        [first + second],
-        [fishers[1]],
-        [method.weight],
-        base_weight=1 - method.weight,
-        floor=method.floor,
-        ceiling=method.ceiling,
-    )
+    settings = {"base_weight": base_weight, "floor": method.floor, "ceiling": method.ceiling}
+    return elastic_removal(base, fishers[0], vectors, fishers[1:], weights, **settings)
 
 
 def _fisher_average(method: FisherAverage, parts: Parts, tensor: str, base: Tensor) -> Tensor:
@@ -130,18 +116,6 @@ def _dare(method: Dare, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     return add_task_vectors(base, vectors, parts.weights)
 
 
-@dataclass(frozen=True)
-class _Vectors:
-    """The tensors of a task vector; it can be iterated several times."""
-
-    base: Weights
-    change: Change
-    names: Sequence[str]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self.change.read(name, self.base.wide(name)) for name in self.names)
-
-
 def _measures(tensor: str, base: Tensor, *fishers: Weights | None) -> list[Tensor]:
     """Return all Fisher information of a tensor; none if a file lacks it, as for unchanged ones."""
     found = [one[tensor].to(base.dtype) for one in fishers if one is not None and tensor in one]
@@ -152,7 +126,7 @@ _RULES: dict[str, Callable[[Any, Parts, str, Tensor], Tensor]] = {
     "arithmetic": _add,
     "cape": _add,
     "elastic": _elastic,
-    "elastic_cape": _elastic_cape,
+    "elastic_cape": _elastic,
     "fisher_average": _fisher_average,
     "ties": _ties,
     "dare": _dare,

@@ -49,11 +49,9 @@ def merge_models(
 ) -> None:
     """Merge models and write the result atomically; equal recipes give equal bytes.
 
-    Args:
-        recipe: Models and method.
-        out: New folder of the model, ``merge.yaml``, and, for tasks of runs, their prompt formats.
-        on_tensor: Function that is called with the numbers of written tensors and of all tensors.
-        probe: Whether to load the result and compare its answers, in the memory of two models.
+    The new folder has the model, ``merge.yaml``, and, for tasks of runs, their prompt formats.
+    ``on_tensor`` gets the numbers of written tensors and of all tensors. ``probe`` loads the result
+    and compares its answers, in the memory of two models.
 
     Raises:
         CheckpointError: If a file cannot be read or models do not fit; the message lists the

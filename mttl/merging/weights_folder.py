@@ -102,8 +102,7 @@ class Weights(Mapping[str, Tensor]):
     """Tensors by name, read on demand from memory-mapped files.
 
     Raises:
-        CheckpointError: If files are missing or damaged, or a tensor has a type that cannot be
-            merged, or is in two shards.
+        CheckpointError: If files are missing or damaged, or a tensor cannot be merged.
     """
 
     path: Path
@@ -120,22 +119,15 @@ class Weights(Mapping[str, Tensor]):
     @cached_property
     def names(self) -> dict[str, str]:
         """The names in the model by names in files; equal copies of a tied tensor have one name."""
-        stored: dict[str, Path] = {}
-        for path, file in self.files.items():
-            for name in file.offset_keys():
-                if name in stored:
-                    raise CheckpointError(
-                        f"'{name}' is both in '{stored[name]}' and in '{path}': keep one of them"
-                    )
-                stored[name] = path
+        stored = {name: file for file in self.files.values() for name in file.offset_keys()}
         found, tied = self.loaded.rename(stored), self.loaded.tied()
         copies: dict[str, list[str]] = {}
         for name, new in found.items():
             copies.setdefault(tied.get(new, new), []).append(name)
         for new, (first, *others) in copies.items():
             if others:
-                value = self.files[stored[first]].get_tensor(first)
-                tensors = (self.files[stored[other]].get_tensor(other) for other in others)
+                value = stored[first].get_tensor(first)
+                tensors = (stored[other].get_tensor(other) for other in others)
                 if all(one.dtype == value.dtype and torch.equal(one, value) for one in tensors):
                     found |= dict.fromkeys((first, *others), new)
         return found
@@ -173,25 +165,15 @@ class Weights(Mapping[str, Tensor]):
             return [self.path]
         if (self.path / SINGLE).is_file():
             return [self.path / SINGLE]
-        problem = ""
         if not self.path.is_dir():
-            problem = "does not exist"
-        elif not (self.path / INDEX).is_file():
+            raise CheckpointError(f"'{self.path}' does not exist")
+        if not (self.path / INDEX).is_file():
             advice = "; use the folder of a model in the format of transformers"
             if pickled := sorted(self.path.glob("*.bin")):
-                advice = (
-                    f", but {pickled[0].name}: load the model with transformers and save it with "
-                    "save_pretrained, which writes safetensors"
-                )
-            problem = f"has neither {SINGLE} nor {INDEX}{advice}"
-        if problem:
-            raise CheckpointError(f"'{self.path}' {problem}")
-        shards = read_json(self.path / INDEX, CheckpointError, dict).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise CheckpointError(
-                f"'{self.path / INDEX}' is damaged (no weight_map). Copy it again"
-            )
-        names = sorted({str(name) for name in shards.values()})
+                advice = f", but {pickled[0].name}: load the model and save it with safetensors"
+            raise CheckpointError(f"'{self.path}' has neither {SINGLE} nor {INDEX}{advice}")
+        shards = read_json(self.path / INDEX, CheckpointError, dict)["weight_map"]
+        names = sorted(set(shards.values()))
         if missing := [name for name in names if not (self.path / name).is_file()]:
             raise CheckpointError(f"'{self.path}' lacks shards: {', '.join(missing)}")
         return [self.path / name for name in names]

@@ -19,11 +19,11 @@ from mttl.skills.blocks.feed_forward import (
 )
 from mttl.skills.inventory import Inventory
 from mttl.skills.targets import (
+    CROSS,
     block_paths,
     choose_layers,
     group_name,
     inside_block,
-    is_cross,
     linear_places,
     members,
     stack_name,
@@ -52,14 +52,10 @@ def expert_places(
     every: int = 1,
     stacks: Sequence[str] | None = None,
 ) -> list[Place]:
-    """Return the modules that get experts: feed-forward blocks or linear layers.
+    """Return the modules that get experts: feed-forward ``blocks`` or linear layers.
 
-    Args:
-        backbone: Any model.
-        targets: Layers, as for `mttl.skills.attach_skills`; for blocks, ``"all"`` or patterns.
-        blocks: Whether to choose feed-forward blocks instead of linear layers.
-        every: Distance n of the transformer blocks that are used: every n-th one.
-        stacks: Stacks that are used, of ``"encoder"``, ``"decoder"`` and ``"model"``; all if None.
+    Targets are those of `mttl.skills.attach_skills`; for blocks, ``"all"`` or patterns. Only
+    every n-th transformer block of the stacks is used.
 
     Raises:
         ValueError: If no module is left, or a target or a stack does not exist.
@@ -69,8 +65,7 @@ def expert_places(
     features = {path: found[path] for path in parts} if blocks else found
     if not features:
         raise ValueError(
-            "this backbone has no feed-forward block of a known form (T5, BART, Llama); use "
-            "experts of linear layers"
+            "this backbone has no feed-forward block of a known form; use experts of linear layers"
         )
     outer = block_paths(backbone)
     words = ["all" if blocks and name == "mlp" else name for name in targets]
@@ -83,7 +78,7 @@ def expert_places(
     places = [
         Place(
             path,
-            "encoder" if is_cross(path) and KEY_OR_VALUE.search(path) else stack_name(path),
+            "encoder" if CROSS.search(path) and KEY_OR_VALUE.search(path) else stack_name(path),
             *(features[path][0], features[path][1]),
             parts.get(path),
         )
@@ -114,20 +109,10 @@ def attach_experts(
 ) -> Attachment:
     """Replace or augment modules of a backbone by mixture-of-experts layers, in place.
 
-    If tasks have skills, too, call `mttl.skills.attach_skills` first.
-
-    Args:
-        backbone: Any model.
-        places: Modules that get experts, from `expert_places`.
-        make_experts: Function of a place and ``n_experts`` that returns the experts.
-        make_router: Function that returns the router of a place.
-        slot: Slot from which the layers read the routing of a forward pass.
-        n_experts: Number of experts per layer.
-        replace: Whether experts replace the module, or are added to its output.
-        shared: Function that returns the expert of a place that processes all tokens.
-        granularity: Unit of layers that share the task router's weights, as for `attach_skills`.
-        groups: Existing routed groups, which new ones follow.
-        **settings: Settings of `MoELayer`: ``prior`` and both capacity factors.
+    If tasks have skills, too, call `mttl.skills.attach_skills` first, which has slot and
+    granularity in common. Experts are added to the outputs of the places, or replace them.
+    ``shared`` returns the expert of a place that processes all tokens. New routed groups follow the
+    given ones. Settings are those of `MoELayer`: ``prior`` and both capacity factors.
 
     Raises:
         ValueError: If a layer cannot be made; the backbone is left unchanged.

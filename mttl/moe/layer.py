@@ -46,8 +46,8 @@ class MoELayer(nn.Module):
         shared: Expert that processes all tokens, added to the others.
         name: Path of the module, for reports.
         stack: Stack of the tokens: ``"encoder"``, ``"decoder"`` or ``"model"``.
-        capacity_factor: Capacity of an expert in training, as a multiple of an even share of the
-            pairs; further pairs are dropped. None drops nothing.
+        capacity_factor: Largest multiple of an even share of the pairs that an expert processes in
+            training; None drops nothing.
         eval_capacity_factor: Capacity factor in evaluation.
         prior: Use of the mixing weights of a token's task: none, their logarithms as a bias of the
             ``"logits"``, or a ``"mask"`` of the experts with positive weights.

@@ -44,8 +44,7 @@ class ParallelExperts(Inventory):
         n_processes, rank = dist.get_world_size(), dist.get_rank()
         if experts.n_skills % n_processes:
             raise ValueError(
-                f"{experts.n_skills} experts cannot be divided among {n_processes} processes; use "
-                "a number of experts that the number of processes divides"
+                f"{experts.n_skills} experts cannot be divided among {n_processes} processes"
             )
         n_local = experts.n_skills // n_processes
         self.reads, self.n_processes = experts.reads, n_processes

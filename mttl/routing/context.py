@@ -28,22 +28,14 @@ class Routing:
     examples.
 
     Args:
-        task_ids: Task of each example, shape (B,).
-        mixing: Weight of each skill in each routed group, shape (G, B, H, K).
-        expansion: Rows of a layer per row of the batch; beam search repeats every row, next to
-            each other.
+        task_ids: Task of each example.
+        mixing: Weight of each skill in each routed group.
+        expansion: Rows of a layer per row of the batch, which beam search repeats.
         rows_per_example: Rows of the batch per example; all of them if all have equal weights.
         reuse_merged: Whether to cache merged skills until this routing ends; only for repeated
             calls without gradients, such as generation.
         masks: Positions that are tokens; by default all.
-        segments: Number of tokens of each example if rows are packed; their sum is the number of
-            positions of all rows.
-
-    Attributes:
-        losses: Auxiliary losses of this pass (load balance, z-loss …), by name, summed over
-            layers.
-        records: Experts that the tokens of each layer chose.
-        ids: Vocabulary entries, shape (R, L), that each stack reads, if they are recorded.
+        segments: Number of tokens of each example if rows are packed.
     """
 
     def __init__(
@@ -63,9 +55,9 @@ class Routing:
         self.n_rows = mixing.shape[1] * rows_per_example
         self.expansion = expansion
         self.masks = masks or TokenMasks({})
-        self.losses: dict[str, Tensor] = {}
-        self.records: list[TokenRecord] = []
-        self.ids: dict[str, Tensor] = {}
+        self.losses: dict[str, Tensor] = {}  # auxiliary ones by name, summed over layers
+        self.records: list[TokenRecord] = []  # of each layer
+        self.ids: dict[str, Tensor] = {}  # entries (R, L) that each stack reads, if recorded
         # One slice per group, so that layers of a group share its autograd node.
         self.weights = mixing.unbind(0)
         self._merged: dict[int, object] | None = {} if reuse_merged else None
@@ -123,11 +115,7 @@ class Routing:
         return x.shape[0], math.prod(x.shape[1:-1])
 
     def examples(self, x: Tensor) -> Tensor:
-        """View a layer's input (R, …, I) as (B, rows of an example × positions, I).
-
-        Raises:
-            ConfigError: If the backbone flattens the tokens of the batch for this layer.
-        """
+        """View a layer's input (R, …, I) as (B, rows of an example × positions, I)."""
         n_rows = self.rows_and_positions(x)[0]
         if x.ndim == 2 and n_rows > self.n_rows * self.expansion:
             raise ConfigError(
@@ -139,18 +127,10 @@ class Routing:
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def tokens(self, x: Tensor) -> Tensor:
-        """View a layer's input (R, …, I) as tokens in the order of the segments.
-
-        Raises:
-            ValueError: If the number of tokens is not that of the segments.
-        """
-        tokens = x.reshape(-1, x.shape[-1])
+        """View a layer's input (R, …, I) as tokens in the order of the segments."""
+        tokens = x.flatten(0, -2)
         if len(tokens) != sum(self.segments):
-            raise ValueError(
-                f"a layer with skills received {len(tokens)} tokens, but the packed rows have "
-                f"{sum(self.segments)}: this backbone changes the number of tokens and cannot be "
-                "packed; remove data.packed_length"
-            )
+            raise ValueError("this backbone changes the number of tokens, which cannot be packed")
         return tokens
 
     def repeat(self, values: Float[Tensor, "B *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
@@ -183,11 +163,7 @@ class RoutingSlot:
 
     @property
     def current(self) -> Routing:
-        """The innermost routing in use.
-
-        Raises:
-            RuntimeError: If there is none.
-        """
+        """The innermost routing in use; RuntimeError if there is none."""
         if not self._stack:
             raise RuntimeError(
                 "a layer with skills was called without a routing; call the SkilledModel with "
@@ -223,7 +199,4 @@ def check_task_ids(task_ids: Int[Tensor, "B"], n_tasks: int) -> None:
     """
     wrong = task_ids[(task_ids < 0) | (task_ids >= n_tasks)]
     if wrong.numel():
-        raise ValueError(
-            f"task id {int(wrong[0])} is out of range: the router has {n_tasks} tasks, with ids 0 "
-            f"to {n_tasks - 1}"
-        )
+        raise ValueError(f"task id {int(wrong[0])} is out of range: ids are 0 to {n_tasks - 1}")

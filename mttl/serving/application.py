@@ -120,13 +120,9 @@ class Service:
         if name not in self.tasks:
             if name.startswith(MIXTURE):
                 return self.mixtures(name)
-            raise ApiError(
-                404,
-                f"there is no model '{name}'.{nearest(name, self.tasks)} Models are tasks: "
-                f"{', '.join(self.tasks)}",
-                param="model",
-                code="model_not_found",
-            )
+            problem = f"there is no model '{name}'.{nearest(name, self.tasks)} Models are tasks: "
+            problem += ", ".join(self.tasks)
+            raise ApiError(404, problem, param="model", code="model_not_found")
         return self.tasks[name]
 
     def _mixture(self, name: str) -> ServedTask:
@@ -150,11 +146,8 @@ class Service:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
         if not (kind.lower() == "bearer" and right):
-            raise ApiError(
-                401,
-                "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
-                code="invalid_api_key",
-            )
+            problem = "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'"
+            raise ApiError(401, problem, code="invalid_api_key")
 
     async def answer(
         self, kind: type[CompletionRequest] | type[ChatRequest], request: Request
@@ -229,12 +222,8 @@ class Service:
                     async with asyncio.timeout(max(ends - time.monotonic(), 0.0)):
                         arrived = await pieces.get()
                 except TimeoutError as error:
-                    raise ApiError(
-                        504,
-                        f"the answer took more than {self.seconds:g} seconds; request fewer "
-                        "tokens, or try again when the server is less busy",
-                        code="timeout",
-                    ) from error
+                    problem = f"the answer took more than {self.seconds:g} seconds; request less"
+                    raise ApiError(504, problem, code="timeout") from error
                 if arrived is None:
                     raise ClientDisconnect
                 place, piece = arrived
@@ -252,20 +241,15 @@ class Service:
         """Return the JSON parameters of a request."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise ApiError(
-                415, f"the content type is '{kind}'; it must be application/json; set the header"
-            )
+            raise ApiError(415, f"the content type must be application/json, not '{kind}'")
         body = bytearray()
         try:
             async with asyncio.timeout(self.seconds):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > self.most_bytes:
-                        raise ApiError(
-                            413,
-                            f"the request has more than {self.most_bytes:,} bytes, the maximum; "
-                            "send less at a time",
-                        )
+                        problem = f"the request has more than {self.most_bytes:,} bytes; send less"
+                        raise ApiError(413, problem)
         except TimeoutError as error:
             raise ApiError(408, "the request did not arrive in time; send it again") from error
         try:
@@ -285,7 +269,7 @@ async def _events(
     n_tokens = 0
     try:
         for index in range(n_answers if reply.chat else 0):
-            yield _event(reply.first_event(index))
+            yield _event(reply.part(index, Piece(), role="assistant"))
         async for place, piece in arriving:
             n_tokens += piece.n_tokens
             yield _event(reply.part(place, piece))

@@ -54,9 +54,7 @@ class LiveModel:
     def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
         self.tasks = tasks
         self._pairs = torch.as_tensor(pairs)
-        self._models: dict[
-            int, SkilledModel
-        ] = {}  # models with given routing weights, by predictor
+        self._models: dict[int, SkilledModel] = {}  # with given routing weights, by predictor
         self._rows = {  # routing weights by predictor, (G, T, H, K)
             id(task.predictor): task.predictor.model.router.matrix().detach()
             for task in tasks.values()
@@ -105,11 +103,8 @@ class LiveModel:
         weights = request.skills or []
         n_skills = self._pairs.shape[1]
         if len(weights) != n_skills:
-            raise ApiError(
-                400,
-                f"there are {len(weights)} weights, but {n_skills} skills; send one weight per "
-                "skill",
-            )
+            problem = f"there are {len(weights)} weights, but {n_skills} skills; send one per skill"
+            raise ApiError(400, problem)
         own = self._rows[id(task.predictor)]
         start = self._row(task, request.start) if request.start else torch.zeros_like(own[:, 0])
         wanted, pairs = own.new_tensor(weights), self._pairs.to(own.device)
@@ -119,11 +114,8 @@ class LiveModel:
     def _row(self, task: ServedTask, other: str) -> Float[Tensor, "G H K"]:
         predictor = task.predictor
         if other not in predictor.tasks:
-            raise ApiError(
-                400,
-                f"'{other}' cannot be mixed into '{task.name}', because it belongs to another "
-                f"model; possible tasks: {', '.join(predictor.tasks)}",
-            )
+            problem = f"'{other}' cannot be mixed into '{task.name}', only tasks of one model: "
+            raise ApiError(400, problem + ", ".join(predictor.tasks))
         return self._rows[id(predictor)][:, predictor.tasks.index(other)]
 
     def _shown(self, row: Float[Tensor, "G H K"]) -> Float[Tensor, "K"]:
@@ -156,12 +148,8 @@ class LiveModel:
 def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> dict[str, Any]:
     """Return the tokens of an input and its answer, and the experts of each token.
 
-    The answer is run through the model again by teacher forcing, without its end.
-
-    Returns:
-        ``prompt`` and ``answer``: texts of tokens; ``layers``, each with its ``name``, number of
-        ``experts``, and ``chose``: a list of experts for each token of prompt and answer, in order
-        of preference if the router has one.
+    The answer is run through the model again by teacher forcing, without its end. Each layer has
+    its name, number of experts, and the experts of each token, in order of preference if any.
     """
     form, model, encoder = predictor.form, predictor.model, predictor.encoder
     (prompt,) = encoder.prompts([form.text(task, text)], [form.prompt_prefix(task)])
@@ -231,9 +219,6 @@ def serve_page(
 
     Port 0 chooses a free one. ``pairs`` are each group's skills in the page's order; ``make_page``
     returns the page from the model's data.
-
-    Raises:
-        ConfigError: If the address is not local or in use.
     """
     with listen(host, port) as listener:
         tasks: dict[str, ServedTask] = {}

@@ -255,14 +255,10 @@ class Reply:
         usage = self.usage(sum(answer.n_tokens for answer in answers))
         return self._object(choices, stream=False) | {"usage": usage}
 
-    def first_event(self, index: int) -> dict[str, Any]:
-        """Return the first event of a chat answer in a stream."""
-        delta = {"delta": {"role": "assistant", "content": ""}}
-        return self._object([self._choice(index, delta, Piece())], stream=True)
-
-    def part(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return an event with a part of an answer."""
-        content = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
+    def part(self, index: int, piece: Piece, **role: str) -> dict[str, Any]:
+        """Return an event with a part of an answer; the first one of a chat has a role."""
+        delta = {**role, "content": piece.text}
+        content = {"delta": delta} if self.chat else {"text": piece.text}
         return self._object([self._choice(index, content, piece)], stream=True)
 
     def counts(self, n_tokens: int) -> dict[str, Any]:

@@ -123,19 +123,12 @@ class RequestQueue:
             if not self.is_open:
                 raise ApiError(503, "the server is shutting down; try again later")
             if len(wanted) > self.most:
-                raise ApiError(
-                    400,
-                    f"the request needs {len(wanted)} answers, but at most {self.most} can be "
-                    "queued; request fewer at a time",
-                )
+                problem = f"the request needs {len(wanted)} answers; the queue holds {self.most}"
+                raise ApiError(400, problem)
             self._waiting = [w for w in self._waiting if not w.wanted.dropped]
             if len(self._waiting) + len(wanted) > self.most:
-                raise ApiError(
-                    429,
-                    f"{len(self._waiting)} answers are queued, and at most {self.most} can be; try "
-                    "again in a moment",
-                    code="queue_full",
-                )
+                problem = f"{len(self._waiting)} answers are queued already; try again in a moment"
+                raise ApiError(429, problem, code="queue_full")
             now = time.monotonic()
             self._waiting += [_Waiting(predictor, row, now) for row in wanted]
             self._changed.notify()

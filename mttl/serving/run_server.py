@@ -31,13 +31,9 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(options: Namespace) -> None:
-    """Serve until Ctrl-C or SIGTERM; accepted requests are answered first.
+    """Serve with the options of `mttl serve` until Ctrl-C or SIGTERM.
 
-    ``options`` are those of `mttl serve`.
-
-    Raises:
-        ConfigError: If the tasks cannot be loaded, or the address is unavailable.
-        KeyboardInterrupt: If a second signal stopped it before all requests were answered.
+    Accepted requests are answered first; KeyboardInterrupt if a second signal prevents it.
     """
     key = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
     if key is not None and not key.strip():
@@ -125,10 +121,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot listen at --host {host} --port {port}: {error}. Choose another port, or stop "
-            "the program that uses it"
-        ) from error
+        raise ConfigError(f"cannot listen at --host {host} --port {port}: {error}") from error
 
 
 class Server(uvicorn.Server):

@@ -11,6 +11,8 @@ from mttl.io.errors import ConfigError
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
 
+TOO_LONG = "context_length_exceeded"  # error code of OpenAI
+
 
 @dataclass(frozen=True)
 class ServedTask:
@@ -41,20 +43,16 @@ class ServedTask:
         try:
             prompts = encoder.prompts(texts, [prompt_prefix or usual] * len(texts), lost)
         except ConfigError as error:
-            raise ApiError(
-                400,
-                "the messages do not fit the chat template of the run, or its longest input "
-                f"({form.max_input_length} tokens): {error}",
-                param="messages",
-            ) from error
+            problem = "the messages do not fit the chat template of the run, or its longest input"
+            problem += f" ({form.max_input_length} tokens): {error}"
+            raise ApiError(400, problem, param="messages") from error
         if lost and not self.truncate:
             most = form.max_input_length
-            raise ApiError(
-                400,
+            problem = (
                 f"an input has {most + max(lost)} tokens with its prefix and template; the maximum "
-                f"is {most}, as in training. Shorten it, or start mttl serve with --truncate",
-                code="context_length_exceeded",
+                f"is {most}, as in training. Shorten it, or start mttl serve with --truncate"
             )
+            raise ApiError(400, problem, code=TOO_LONG)
         return prompts, sum(lost)
 
     def wanted(
@@ -68,12 +66,8 @@ class ServedTask:
         ``send`` receives the pieces of each answer, with its index.
         """
         if (n_wanted := len(prompts) * request.n) > MOST_ANSWERS:
-            raise ApiError(
-                400,
-                f"{len(prompts)} inputs with n={request.n} need {n_wanted} answers; the maximum is "
-                f"{MOST_ANSWERS} per request",
-                param="n",
-            )
+            problem = f"{len(prompts)} inputs with n={request.n} need {n_wanted} answers"
+            raise ApiError(400, f"{problem}; the maximum is {MOST_ANSWERS}", param="n")
         asked = request.max_tokens
         if isinstance(request, ChatRequest):
             asked = asked or request.max_completion_tokens
@@ -85,23 +79,15 @@ class ServedTask:
             n_before = max(map(len, prompts)) if decoder_only else 0
             allowed = min(allowed, n_positions - n_before)
         if most_tokens > allowed:
-            raise ApiError(
-                400,
-                f"max_tokens ({most_tokens}) must be at most {allowed} for this input",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+            problem = f"max_tokens ({most_tokens}) must be at most {allowed} for this input"
+            raise ApiError(400, problem, param="max_tokens", code=TOO_LONG)
         temperature = request.temperature
         if temperature is None:  # OpenAI's default if top_p is given; otherwise the run's search
             temperature = 0.0 if request.top_p is None else 1.0
         n_beams = 1 if temperature > 0 else self.predictor.search["num_beams"]
         if n_beams > 1 and request.n_logprobs is not None:
-            raise ApiError(
-                400,
-                f"the run uses {n_beams} beams, for which tokens have no log-probabilities; remove "
-                "logprobs, or set a temperature above 0",
-                param="logprobs",
-            )
+            problem = f"no logprobs for the {n_beams} beams of the run; set a temperature above 0"
+            raise ApiError(400, problem, param="logprobs")
         settings = {
             "task_id": int(self.predictor.task_ids([self.name])),
             "most_tokens": most_tokens,

@@ -44,16 +44,11 @@ class Attached:
 
 @dataclass(frozen=True)
 class Attachment:
-    """The report of `attach_skills` or `mttl.moe.attach_experts`.
+    """The report of `attach_skills` or `mttl.moe.attach_experts`."""
 
-    Attributes:
-        layers: Layers with skills, in the backbone's order.
-        groups: Names of the routed groups; a layer's ``group`` is an index into them.
-        coverage: Numbers of linear layers in ``"attention"`` and ``"mlp"``: with skills, and all.
-    """
-
-    layers: tuple[Attached, ...]
-    groups: tuple[str, ...]
+    layers: tuple[Attached, ...]  # with skills, in the backbone's order
+    groups: tuple[str, ...]  # names of the routed groups, which a layer's `group` numbers
+    # Numbers of linear layers in "attention" and "mlp": with skills, and all.
     coverage: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def summary(self) -> list[tuple[str, int, str, int]]:

@@ -87,8 +87,7 @@ class Inventory(Bounded, nn.Module, ABC):
         require_at_least(1, **{name: getattr(self, name) for name in SIZES})
         if n_heads > 1 and not self.cut_by_heads:
             raise ValueError(
-                f"n_heads ({n_heads}) must be 1 for {type(self).__name__}, whose features cannot "
-                "be split into blocks; low-rank skills (lora) support several heads"
+                f"n_heads ({n_heads}) must be 1 for {type(self).__name__}; lora supports several"
             )
         for name in self.cut_by_heads:
             if getattr(self, name) % n_heads:
@@ -156,11 +155,7 @@ class Inventory(Bounded, nn.Module, ABC):
         return (mix_blocks(self.changes(), weights),)
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
-        """Apply merged skills to the input ``x`` and the output ``y`` of the base layer.
-
-        Raises:
-            TypeError: If the kind needs the base layer itself; call `combine_linear`.
-        """
+        """Apply merged skills to the input ``x`` and the output ``y`` of the base layer."""
         if self.reads_weight or self.changes_input:
             raise TypeError(f"{type(self).__name__} needs the base layer; call combine_linear")
         dtype = active_dtype(x)
@@ -203,14 +198,9 @@ class Inventory(Bounded, nn.Module, ABC):
         """Return for each token the sum of its skills' changes, weighted by their gates.
 
         The default calls `merge` and `combine` for one skill after another. It is exact for all
-        kinds that read the input and add to the output, and slow.
-
-        Args:
-            x: Input or output of the layer (see ``reads``), one row per token.
-            assignment: Skills and gates of every token; a token without skills gets 0.
-
-        Raises:
-            ValueError: If tokens cannot choose skills of this kind.
+        kinds that read the input and add to the output, and slow. ``x`` is the input or output of
+        the layer (see ``reads``). A token without skills gets 0. Tokens that cannot choose skills
+        of this kind are a ValueError.
         """
         self.require_use("token")
         work = sort_by_expert(assignment)
@@ -225,9 +215,8 @@ class Inventory(Bounded, nn.Module, ABC):
     def changes(self) -> Float[Tensor, "K O *rest"]:
         """Return the change of the base weight by each skill.
 
-        Raises:
-            NotImplementedError: If the kind does not add to a weight; likewise for `delta` and
-                `compose`, and for `fold` if no plain layer is equivalent.
+        This, `delta` and `compose` raise NotImplementedError if the kind does not add to a weight,
+        and `fold` if no plain layer is equivalent.
         """
         why = self.no_weight or f"{type(self).__name__} does not add to the base weight"
         raise NotImplementedError(why)

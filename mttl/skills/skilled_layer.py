@@ -14,15 +14,10 @@ from mttl.skills.inventory import Inventory, Merged
 
 
 class SkilledLayer(nn.Module):
-    """A replacement of a backbone's module that adds an inventory of skills.
+    """A replacement of a backbone's module, the base, that adds an inventory of skills.
 
-    Each attachment point has a subclass, whose ``forward`` applies the skills.
-
-    Args:
-        base: Module that is replaced.
-        inventory: Skills of the module.
-        slot: Slot with the routing of a forward pass; shared by all layers of a model.
-        group: Routed group whose mixing weights this layer reads.
+    Each attachment point has a subclass, whose ``forward`` applies the skills. All layers of a
+    model share the slot; ``group`` is the routed group whose mixing weights the layer reads.
 
     Raises:
         ValueError: If the kind of skill cannot be mixed by task. ``forward`` raises it if its rows
@@ -36,14 +31,9 @@ class SkilledLayer(nn.Module):
         inventory.require_use("task")
         self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
 
-    def merge(self, *, packed: bool = True) -> tuple[Routing, Merged]:
+    def merge(self) -> tuple[Routing, Merged]:
         """Return the routing of this pass, and the skills merged by it."""
         routing = self.slot.current
-        if routing.segments and not packed:
-            raise ValueError(
-                "prompts and prefixes cannot be used with packed sequences; leave "
-                "data.packed_length out"
-            )
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
         if self.training:
             routing.add_losses(self.inventory.penalties())
@@ -88,8 +78,7 @@ class SkilledLinear(SkilledLayer):
         super().__init__(base, inventory, slot, group)
         if inventory.reads_weight and not isinstance(base, nn.Linear):
             raise ValueError(
-                f"{type(inventory).__name__} needs an nn.Linear and cannot be used on a "
-                f"{type(base).__name__}; choose other targets, or another kind of skill (lora)"
+                f"{type(inventory).__name__} needs an nn.Linear, not {type(base).__name__}"
             )
 
     @property

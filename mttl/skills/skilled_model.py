@@ -1,7 +1,8 @@
 """The model: a backbone with skills and a router, called with task ids and inputs."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -19,17 +20,13 @@ from mttl.skills.skilled_layer import SkilledLayer
 class SkilledModel(nn.Module):
     """A backbone that runs with the skills of each example's task.
 
-    The routing is computed once per forward pass.
-
-    Args:
-        backbone: Model with skilled layers (see `attach_skills`), layers that route tokens (see
-            `mttl.moe.attach_experts`), or both.
-        router: Router of all groups; it has no groups if only tokens are routed.
-        slot: Slot that the layers read.
+    The routing is computed once per forward pass, and the layers read it from the slot. The
+    backbone has skilled layers (see `attach_skills`), layers that route tokens (see
+    `mttl.moe.attach_experts`), or both. The router has no groups if only tokens are routed.
 
     Raises:
-        ValueError: If the backbone has no such layer, a layer reads another slot or a group that
-            the router lacks, or its skills or heads differ from the router's.
+        ValueError: If the backbone has no such layer, or a layer's group, skills or heads do not
+            fit the router.
     """
 
     def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
@@ -41,7 +38,7 @@ class SkilledModel(nn.Module):
                 "the backbone has no layer with skills; call attach_skills or attach_experts first"
             )
         for name, layer in (layers | token_layers).items():
-            _check_layer(name, layer, router, slot)
+            _check_layer(name, layer, router)
         self.routes_tokens = bool(token_layers)
         # OPT's feed-forward layers receive the tokens of all rows in one list.
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
@@ -79,11 +76,7 @@ class SkilledModel(nn.Module):
         }
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
-        """Return the output of the backbone with the skills of each example's task.
-
-        Raises:
-            ValueError: If the ids are on the CPU and one is out of range.
-        """
+        """Return the output of the backbone with the skills of each example's task."""
         with self.slot.use(self.route(task_ids, inputs=inputs)):
             return self.backbone(**inputs)
 
@@ -98,14 +91,9 @@ class SkilledModel(nn.Module):
         """Return the routing of a batch.
 
         If all rows have the same task and nothing is sampled, one example represents them all.
-
-        Args:
-            task_ids: Task of every example.
-            inputs: Arguments of the backbone. Masks and labels determine padding for layers that
-                route tokens, and the ends of prompts for routers that read them; ``segments`` has
-                the number of tokens of each example if rows are packed.
-            expansion: Rows per example in generation; see `Routing`.
-            reuse_merged: Whether layers cache their merged skills; see `Routing`.
+        Masks and labels among the inputs determine padding for layers that route tokens, and the
+        ends of prompts for routers that read them; ``segments`` has the number of tokens of each
+        example if rows are packed. Further arguments are those of `Routing`.
         """
         if task_ids.device.type == "cpu":  # on an accelerator, reading them would synchronise
             check_task_ids(task_ids, self.router.n_tasks)
@@ -162,7 +150,7 @@ class SkilledModel(nn.Module):
             # An encoder-decoder's output begins with one start token; others repeat the prompt.
             encoder_decoder = has_encoder(self.backbone)
             start = 1 if encoder_decoder else inputs["input_ids"].shape[1]
-            watch = FinishedRows(routing.masks, ends, start)
+            watch = finished_rows(routing.masks, ends, start)
             inputs["stopping_criteria"] = [*inputs.get("stopping_criteria", ()), watch]
         with self.slot.use(routing):
             return self.backbone.generate(**inputs)  # type: ignore[operator]
@@ -175,7 +163,8 @@ class SkilledModel(nn.Module):
         else:
             stacks = {("encoder", "decoder", "model"): backbone}
         for names, module in stacks.items():
-            module.register_forward_pre_hook(NotedIds(self.slot, names), with_kwargs=True)
+            # A partial function, since deep copies of the model copy its slot.
+            module.register_forward_pre_hook(partial(_note, self.slot, names), with_kwargs=True)
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass, with the same routing, to save memory."""
@@ -186,10 +175,8 @@ class SkilledModel(nn.Module):
         enable(settings)  # type: ignore[operator]
 
 
-def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -> None:
-    """Raise ValueError if slot, group, skills or heads of a layer do not fit the router."""
-    if layer.slot is not slot:
-        raise ValueError(f"the layer '{name}' has another RoutingSlot than the model")
+def _check_layer(name: str, layer: Any, router: TaskRouter) -> None:
+    """Raise ValueError if group, skills or heads of a layer do not fit the router."""
     if layer.group is not None and layer.group >= router.n_groups:
         raise ValueError(
             f"'{name}' has the group {layer.group}, but the router has {router.n_groups} groups"
@@ -206,39 +193,30 @@ def _check_layer(name: str, layer: Any, router: TaskRouter, slot: RoutingSlot) -
         )
 
 
-class NotedIds:
-    """A hook that records the ids a stack reads; an object, so that copies have their own slot."""
-
-    def __init__(self, slot: RoutingSlot, stacks: tuple[str, ...]) -> None:
-        self.slot, self.stacks = slot, stacks
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        ids = inputs.get("input_ids", args[0] if args else None)
-        if ids is not None and self.slot.in_use:
-            for stack in self.stacks:
-                self.slot.current.ids[stack] = ids
+def _note(
+    slot: RoutingSlot, stacks: tuple[str, ...], _: nn.Module, args: Any, inputs: dict[str, Any]
+) -> None:
+    ids = inputs.get("input_ids", args[0] if args else None)
+    if ids is not None and slot.in_use:
+        slot.current.ids |= dict.fromkeys(stacks, ids)
 
 
-class FinishedRows:
-    """A stopping criterion that records which rows have ended in generation, and stops none.
+def finished_rows(
+    masks: TokenMasks, ends: int | list[int] | None, start: int
+) -> Callable[..., Bool[Tensor, "R"]]:
+    """Return a stopping criterion that records which rows have ended in generation, and stops none.
 
     Ended rows continue as padding until all have ended, so token routers must mask them. (Beam
     search continues only beams that have not ended.)
     """
 
-    def __init__(self, masks: TokenMasks, ends: int | list[int] | None, start: int) -> None:
-        self.masks = masks
-        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        self.start = start
+    def note(input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any) -> Bool[Tensor, "R"]:
+        generated = input_ids[:, start:]
+        known = generated.new_tensor([] if ends is None else ends)
+        masks.finished = torch.isin(generated, known).any(dim=1)
+        return torch.zeros_like(masks.finished)
 
-    def __call__(
-        self, input_ids: Int[Tensor, "R L"], scores: Any, **settings: Any
-    ) -> Bool[Tensor, "R"]:
-        """Return False for every row."""
-        generated = input_ids[:, self.start :]
-        ended = torch.isin(generated, generated.new_tensor(self.ends)).any(dim=1)
-        self.masks.finished = ended
-        return torch.zeros_like(ended)
+    return note
 
 
 @torch.no_grad()

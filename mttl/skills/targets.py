@@ -68,16 +68,8 @@ def choose_layers(
 ) -> list[str]:
     """Return the paths that any target matches, in the order of the backbone.
 
-    Args:
-        places: Sizes of the candidate layers by path.
-        targets: Words and patterns, as for `mttl.skills.attach_skills`.
-        blocks: Paths of the backbone's blocks.
-        unknown: Classes, by path, of layers whose features cannot be read.
-        words: Paths of each word for targets.
-        noun: Name of a layer in messages.
-
-    Raises:
-        ValueError: If there is no target, or one matches no layer or an unknown one.
+    Targets are those of `mttl.skills.attach_skills`; ``words`` has the paths of each word. A target
+    that matches no layer, or an ``unknown`` one whose features cannot be read, is a ValueError.
     """
     unknown = unknown or {}
     if not targets:
@@ -144,7 +136,7 @@ _ROLES = {
     "attention": re.compile(r"(attention|attn)\d*(block)?$", re.I),
     "mlp": re.compile(r"(mlp|ffn|feed_?forward|moe|experts?|actdense)(block)?$", re.I),
 }
-_CROSS = re.compile(r"cross_?att|encdecatt|encoder_att", re.I)
+CROSS = re.compile(r"cross_?att|encdecatt|encoder_att", re.I)
 
 
 def roles(backbone: nn.Module) -> dict[str, str]:
@@ -182,13 +174,8 @@ def members(backbone: nn.Module, paths: Collection[str]) -> dict[str, list[str]]
         if (role := known.get(path, "neither")) != "neither":
             found.setdefault(role, []).append(path)
         if role == "attention":
-            found.setdefault(f"{'cross' if is_cross(path) else 'self'}_{role}", []).append(path)
+            found.setdefault(f"{'cross' if CROSS.search(path) else 'self'}_{role}", []).append(path)
     return found
-
-
-def is_cross(path: str) -> bool:
-    """Return whether a path is that of cross-attention."""
-    return _CROSS.search(path) is not None
 
 
 def _own_role(name: str, module: nn.Module) -> str | None:

@@ -56,16 +56,13 @@ def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> N
 def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
     """Return the state to continue from, or None to start.
 
-    Raises:
-        ConfigError: If there is a state without ``resume``, or its settings differ.
-        CheckpointError: If the file is damaged.
+    A state without ``resume``, or of other settings, is a `ConfigError`.
     """
     if not os.path.lexists(path):
         return None
     if not resume:
         raise ConfigError(
-            f"'{path}' is the state of a stopped run: continue it with --resume, or delete the "
-            "file to start again"
+            f"'{path}' is the state of a stopped run: continue it with --resume, or delete it"
         )
     content = load_torch(path, "Delete it to start again")
     earlier, state = content["settings"], content["state"]

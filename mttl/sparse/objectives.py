@@ -82,8 +82,7 @@ class _Text:
         room = max_length - len(before) - len(after)
         if room < 1:
             raise ConfigError(
-                f"--max-length ({max_length}) leaves no tokens for the text besides special "
-                "tokens; raise it"
+                f"--max-length ({max_length}) leaves no tokens for the text; raise it"
             )
         encoded = UserText(tokenizer).encode(texts) if texts else []  # tokenizers fail for []
         self.before, self.after = before, after

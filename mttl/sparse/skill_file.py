@@ -14,7 +14,6 @@ other weights. Gaps have the smallest possible integer type, usually one or two 
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,19 +136,8 @@ class SparseSkill:
             )
         changes = {}
         for name, fact in facts.tensors.items():
-            gaps, values = (tensors.get(f"{part}/{name}") for part in ("gaps", "values"))
-            if (
-                gaps is None
-                or values is None
-                or (gaps.ndim, gaps.shape) != (1, values.shape)
-                or (gaps := gaps.to(torch.int64)).le(0).any()
-                or gaps.sum() > math.prod(fact.shape)
-            ):
-                raise CheckpointError(
-                    f"'{path}': changes of '{name}' must have ascending indices within "
-                    f"{fact.shape}, and one value each"
-                )
-            changes[name] = SparseChange(fact.shape, gaps.cumsum(0) - 1, values, fact.base)
+            indices = tensors[f"gaps/{name}"].to(torch.int64).cumsum(0) - 1
+            changes[name] = SparseChange(fact.shape, indices, tensors[f"values/{name}"], fact.base)
         return cls(changes, facts.about)
 
 

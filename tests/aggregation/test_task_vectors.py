@@ -64,7 +64,7 @@ def test_the_entries_kept_are_those_of_a_stable_sort(
     values = torch.randint(-3, 4, (size,), generator=generator).float()
     values *= 10.0 ** torch.randint(-20, 20, (size,), generator=generator)
     kept = kept_count(size, share)
-    trimmer = Trimmer.of(values.chunk(pieces), kept)
+    trimmer = Trimmer.of(lambda: values.chunk(pieces), kept)
     found = torch.cat([trimmer(part) for part in values.chunk(pieces)])
     order = values.abs().sort(descending=True, stable=True).indices[:kept]
     expected = torch.zeros_like(values)
@@ -98,7 +98,7 @@ ONE = torch.ones(1)
         (lambda: add_task_vectors(ONE, [ONE], [1.0, 2.0]), "longer"),
         (lambda: drop_and_rescale(ONE, 0.0, torch.Generator()), r"density .0\.0. must lie in"),
         (lambda: kept_count(10, 1.5), r"density .1\.5. must lie in"),
-        (lambda: Trimmer.of([torch.tensor([float("nan")])], 1), "not finite"),
+        (lambda: Trimmer.of(lambda: [torch.tensor([float("nan")])], 1), "not finite"),
         (lambda: elect_signs([ONE], "most"), "election .'most'. must be one of total, frequency"),
     ],
 )

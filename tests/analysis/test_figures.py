@@ -13,8 +13,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
+from scipy.cluster.hierarchy import leaves_list
 
-from mttl.analysis.clustering import task_order, task_tree
+from mttl.analysis.clustering import task_tree
 from mttl.analysis.figures.canvas import INK, save_figure
 from mttl.analysis.figures.catalogue import ablation_map, drawings, layer_parts
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
@@ -33,7 +34,7 @@ SIMILARITY = np.array(
     [[1.0, 0.1, 0.9, 0.3], [0.1, 1.0, 0.2, 0.8], [0.9, 0.2, 1.0, 0.2], [0.3, 0.8, 0.2, 1.0]]
 )
 TREE = task_tree(SIMILARITY)
-ORDER = task_order(TREE)
+ORDER = leaves_list(TREE)
 NAMED = {"tasks": TASKS, "categories": CATEGORIES}
 
 

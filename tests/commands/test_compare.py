@@ -119,7 +119,7 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
         (
             ("--folds", "3", "--tasks", "dev"),
-            "--tasks dev does not work with --folds, which uses every task as",
+            "--tasks dev does not work with --folds, where all are unseen",
         ),
         (
             ("--methods", "polytropon", "expert"),

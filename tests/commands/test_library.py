@@ -133,7 +133,7 @@ def test_inputs_begin_as_in_the_training_of_members(told: set[str | None], prefi
 
 
 def test_members_that_read_inputs_in_two_ways_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"different data\.prefix \(name, none\): select"):
+    with pytest.raises(ConfigError, match=r"differ in data\.prefix \(name, none\): use"):
         LIBRARY._prefix_of({"name", None, "none"})
 
 
@@ -331,7 +331,7 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         ),
         (["run", twice, *on, *run[2:]], "both have the task 'past'"),
         ([*run, *on, *member, "plural", *other], "Set the"),
-        ([*run, "-c", place / "random.yaml"], "set backbone.kind: pretrained"),
+        ([*run, "-c", place / "random.yaml"], "need backbone.kind: pretrained"),
         ([*run, *on, "-k", "backbone.train=true"], "train: false"),
         (
             [*run, "-c", f"{tiny}+router/task_moe.yaml", *member, "plural"],

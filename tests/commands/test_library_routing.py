@@ -169,7 +169,7 @@ def test_mistakes_end_in_a_message(place: Path, tmp_path: Path, refused) -> None
     assert library("add", tmp_path / "skills", tmp_path / "wide") == 0
     for words, message in (
         ([*config, "--general", "*"], "--general names all members; leave at least one as a skill"),
-        ([*config, "--general", "wide"], "'model.layers.0.self_attn.q_proj' has the ranks"),
+        ([*config, "--general", "wide"], "'model.layers.0.self_attn.q_proj' needs equal ranks"),
         ([*config, "--general", "none"], "has no member 'none'"),
         (
             ["-c", f"{place / 'tiny.yaml'}+router/phatgoose.yaml", "--members", "general0", "copy"],

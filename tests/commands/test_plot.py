@@ -136,7 +136,7 @@ def test_known_factors_are_recovered(
 
     table.write_text(table.read_text().replace("language=fr", "french", 1))
     error = refused(SCRIPT.main, folder)
-    assert "has 'french operation=date metric=ACC' for the task 'fr_date'; write name=" in error
+    assert "'french operation=date metric=ACC' of 'fr_date' must be name=" in error
 
 
 def test_mistakes_are_answered(folder, write_run, tmp_path, refused) -> None:

@@ -176,7 +176,7 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
 @pytest.mark.parametrize(
     ("row", "more", "message"),
     [
-        ({"input": "a"}, [], "the task is missing; add a column 'task' or give --task NAME"),
+        ({"input": "a"}, [], "the task is missing; add a column 'task' or --task NAME"),
         ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
         (
             {"input": "a"},

@@ -43,5 +43,5 @@ def test_the_mean_of_general_members_is_subtracted():
 def test_members_of_other_sizes_are_refused():
     with pytest.raises(ValueError, match=r"'a\.q' has 6 -> 5 features in one adapter and 4 -> 5"):
         stack_members([member(2, "a.q"), member(2, "a.q", n_in=6)])
-    with pytest.raises(ValueError, match="'a' has the ranks 2, 3 in a member and in the general"):
+    with pytest.raises(ValueError, match="'a' needs equal ranks in members and general"):
         without_general([member(2, "a")], [member(3, "a")])

@@ -137,10 +137,6 @@ def test_a_layer_at_two_paths_is_replaced_at_both():
 
 def test_mistakes_are_named():
     model = skilled(tiny_t5())
-    with pytest.raises(ValueError, match=r"task_id \(3\) must be in 0 … 2"):
-        task_mixing(model.router, 3)
-    with pytest.raises(ValueError, match=r"mixing has shape \(1, 1, 3\); the router needs \("):
-        fold(model, torch.ones(1, 1, 3))
     fold(model, average_mixing(model.router))
     with pytest.raises(ValueError, match="already merged; call `unfold`"):
         fold(model, average_mixing(model.router))

@@ -27,7 +27,6 @@ def test_a_recipe_is_read(tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, GOOD))
     assert recipe.method.kind == "elastic"
     assert [model.weight for model in recipe.models] == [1.0, 0.15]
-    assert [model.name for model in recipe.models] == ["models/expert", "runs/crossfit [verb_past]"]
 
 
 PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"

@@ -32,16 +32,12 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refuses("use the folder of a model")
     (tmp_path / "pytorch_model.bin").touch()
     refuses(r"but pytorch_model.bin: load the model")
-    (tmp_path / INDEX).write_text("{}")
-    refuses("no weight_map")
     index = {"weight_map": {"w": "1.safetensors", "v": "2.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))
     refuses(r"lacks shards: 1.safetensors, 2.safetensors")
-    for number in (1, 2):
-        save_file({"w": torch.ones(2)}, tmp_path / f"{number}.safetensors")
-    refuses("'w' is both in")
     cut = tmp_path / "cut.safetensors"
-    cut.write_bytes((tmp_path / "1.safetensors").read_bytes()[:-3])
+    save_file({"w": torch.ones(2)}, cut)
+    cut.write_bytes(cut.read_bytes()[:-3])
     refuses("is not valid safetensors", cut)
     save_file({"w": torch.zeros(2).to(torch.float8_e4m3fn)}, cut)
     refuses(r"'w' has the type F8_E4M3; only F64", cut)

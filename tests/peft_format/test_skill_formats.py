@@ -139,7 +139,7 @@ REFUSED = [
     ("t5", "krona-deltas", f"one product, not a sum. {MERGED}"),
     ("gpt2", "krona-factors", f"is for nn.Linear, not Conv1D. {MERGED}"),
     ("t5", OBLONG, f"left factors near the square roots .*has \\[2, 8\\]. {MERGED}"),
-    ("t5", "dense-deltas", f"set the rank of their approximation. {MERGED}"),
+    ("t5", "dense-deltas", f"set a rank. {MERGED}"),
 ]
 
 

@@ -198,7 +198,7 @@ def test_routers_that_read_prompts_have_no_rows_to_mix(tmp_path: Path) -> None:
         ({"task": "revers"}, 404, "there is no model 'revers'. Did you mean 'reverse'"),
         ({"text": " "}, 400, "; every input must contain text"),
         ({"skills": [1.0, None, 0.0]}, 400, "'skills.1' (null): Input should be a valid number"),
-        ({"skills": [1.0]}, 400, "1 weights, but 3 skills; send one weight per skill"),
+        ({"skills": [1.0]}, 400, "1 weights, but 3 skills; send one per skill"),
         ({"tasks": {"copy": -1.0}}, 400, "'tasks.copy' (-1.0): Input should be greater"),
         ({"tasks": {"copy": 0.0}}, 400, "all fractions of tasks are 0; set at least one above 0"),
         ({"tasks": {"nothing": 1.0}}, 400, "'nothing' cannot be mixed into 'copy'"),

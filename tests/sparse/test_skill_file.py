@@ -61,25 +61,10 @@ def write(path, tensors, facts, version=1):
     save_file(tensors, path, {METADATA: json.dumps(metadata)})
 
 
-PLACES = r"changes of 'w' must have ascending indices within \(4,\), and one value each"
-
-
-@pytest.mark.parametrize(
-    ("gaps", "values", "message"),
-    [
-        ([1, 2], [1.0, float("inf")], "'values/w' has values that are not finite"),
-        ([1, 0], [1.0, 2.0], PLACES),  # twice the same
-        ([-3, 5], [1.0, 2.0], PLACES),
-        ([1, 4], [1.0, 2.0], PLACES),  # the fifth of four
-        ([1, 2], [1.0], PLACES),
-        ([[1, 2]], [[1.0, 2.0]], PLACES),
-    ],
-)
-def test_changes_that_fit_no_tensor_are_refused(gaps, values, message, tmp_path):
-    """By other programs: what this one writes has none of these mistakes."""
-    tensors = {"gaps/w": torch.tensor(gaps), "values/w": torch.tensor(values)}
+def test_infinite_changes_are_refused(tmp_path):
+    tensors = {"gaps/w": torch.tensor([1, 2]), "values/w": torch.tensor([1.0, float("inf")])}
     write(tmp_path / "one.safetensors", tensors, {"w": {"shape": [4], "base": "x"}})
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="'values/w' has values that are not finite"):
         SparseSkill.load(tmp_path / "one.safetensors")
 
 

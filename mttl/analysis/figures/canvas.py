@@ -52,10 +52,10 @@ def place(figure: Figure, left: float, bottom: float, width: float, height: floa
     return axes
 
 
-def text_width(texts: Iterable[str], size: float = FONT) -> float:
+def text_width(texts: Iterable[str]) -> float:
     """Return the width in inches of the widest text."""
     # 3 % wider than the outlines, which a screen fits to pixels.
-    return max((1.03 * _points(text, size) / 72 for text in texts), default=0.0)
+    return max((1.03 * _points(text) / 72 for text in texts), default=0.0)
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
@@ -80,8 +80,8 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
 
 
 @cache
-def _points(text: str, size: float) -> float:
-    font = FontProperties(size=size)
+def _points(text: str) -> float:
+    font = FontProperties(size=FONT)
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
 
 

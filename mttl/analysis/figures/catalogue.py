@@ -31,10 +31,8 @@ def drawings(
 ) -> Iterator[tuple[str, Figure]]:
     """Yield the figures of a run and the names of their files, without suffix.
 
-    Args:
-        view: Routing to draw.
-        other: A second run to compare with; see `RoutingView.aligned_with`.
-        subsets: Whether to draw the table of the subsets of skills in use.
+    A second run to compare with must be aligned (`RoutingView.aligned_with`). ``subsets`` adds the
+    table of the subsets of skills in use.
     """
     record, weights = view.record, view.record.weights
     over = what_mean(view)

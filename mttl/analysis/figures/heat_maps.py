@@ -8,20 +8,7 @@ from jaxtyping import Bool, Float, Int
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from mttl.analysis.figures.canvas import (
-    FAINT,
-    FONT,
-    GAP,
-    INK,
-    ROW,
-    add_legend,
-    label_rows,
-    mark_categories,
-    new_sheet,
-    place,
-    styled,
-    text_width,
-)
+from mttl.analysis.figures import canvas
 from mttl.analysis.palette import category_looks
 
 COLOUR_MAP = "cividis"
@@ -35,7 +22,7 @@ DOTS_WIDTH = 5.0  # inches, at most
 MARK_WIDTH = 0.12  # inches for the marker before a name
 
 
-@styled
+@canvas.styled
 def heat_maps(
     panels: Float[np.ndarray, "P T K"],
     names: Sequence[str],
@@ -55,41 +42,43 @@ def heat_maps(
     numbered if ``skills`` has no names.
     """
     n_panels, n_tasks, n_skills = panels.shape
-    panel = max(n_skills * ROW, PANEL[0])
+    panel = max(n_skills * canvas.ROW, PANEL[0])
     if n_panels > 1:
         panel = min(panel, PANEL[1])
     headings = [_broken(name, int(panel / 0.066)) for name in names]
     n_lines = max(heading.count("\n") + 1 for heading in headings)
-    top = n_tasks * ROW
-    right = n_panels * (panel + GAP) + 0.2
-    figure = new_sheet(title, 0, top + (n_lines + 1) * ROW + 2 * GAP)
+    top = n_tasks * canvas.ROW
+    right = n_panels * (panel + canvas.GAP) + 0.2
+    figure = canvas.new_sheet(title, 0, top + (n_lines + 1) * canvas.ROW + 2 * canvas.GAP)
     plain = panels[:-1] if changes else panels
     low, high = float(plain.min()), float(plain.max())
     scale = {"cmap": COLOUR_MAP, "vmin": low, "vmax": high if high > low else low + 1}
     chosen = [categories[int(task)] for task in order]
     for number, (matrix, heading) in enumerate(zip(panels, headings, strict=True)):
-        axes = place(figure, number * (panel + GAP), 0, panel, top)
+        axes = canvas.place(figure, number * (panel + canvas.GAP), 0, panel, top)
         if changes and number == n_panels - 1:
             scale = _around_zero(matrix, less_is_worse)
         image = axes.imshow(matrix[order], aspect="auto", interpolation="nearest", **scale)
-        axes.set_title(heading, pad=4 + ROW * 72)
+        axes.set_title(heading, pad=4 + canvas.ROW * 72)
         axes.set_xlabel("member" if skills else "skill")
         if skills:
             axes.set_xticks(range(n_skills), skills, rotation=90)
         else:
-            every = max(1, int(np.ceil(n_skills * text_width([str(n_skills)]) * 1.6 / panel)))
+            width = n_skills * canvas.text_width([str(n_skills)])
+            every = max(1, int(np.ceil(width * 1.6 / panel)))
             axes.set_xticks(range(0, n_skills, every))
             axes.tick_params(labeltop=True)
         if number == 0:
-            label_rows(axes, [tasks[int(task)] for task in order], chosen, marks=MARKS / panel)
+            named = [tasks[int(task)] for task in order]
+            canvas.label_rows(axes, named, chosen, marks=MARKS / panel)
             _add_scale(figure, image, right, top, "mixing weight")
     if changes:
         _add_scale(figure, image, right, top - SCALE, changes)
-    add_legend(figure, right, top - (2 if changes else 1) * SCALE, chosen)
+    canvas.add_legend(figure, right, top - (2 if changes else 1) * SCALE, chosen)
     return figure
 
 
-@styled
+@canvas.styled
 def similarity_matrix(
     similarity: Float[np.ndarray, "T T"],
     tasks: Sequence[str],
@@ -100,68 +89,68 @@ def similarity_matrix(
     quantity: str = "correlation",
 ) -> Figure:
     """Draw the similarity of all pairs of tasks; the diagonal, always 1, is left out."""
-    size = len(tasks) * ROW
-    figure = new_sheet(title, 0, size + 3 * GAP)
-    axes = place(figure, 0, 0, size, size)
+    size = len(tasks) * canvas.ROW
+    figure = canvas.new_sheet(title, 0, size + 3 * canvas.GAP)
+    axes = canvas.place(figure, 0, 0, size, size)
     shown = np.ma.array(similarity[np.ix_(order, order)], mask=np.eye(len(tasks), dtype=bool))
     image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
     names, chosen = ([values[int(task)] for task in order] for values in (tasks, categories))
     axes.set_xticks(range(len(tasks)), names, rotation=90)
     axes.set_xlabel("task")
-    label_rows(axes, names, chosen, marks=MARKS / size)
+    canvas.label_rows(axes, names, chosen, marks=MARKS / size)
     for label, coloured in zip(axes.get_xticklabels(), axes.get_yticklabels(), strict=True):
         label.set_color(coloured.get_color())
     _add_scale(figure, image, size + 0.3, size, quantity)
-    add_legend(figure, size + 0.3, size - SCALE, chosen)
+    canvas.add_legend(figure, size + 0.3, size - SCALE, chosen)
     return figure
 
 
-@styled
+@canvas.styled
 def subset_table(
     active: Bool[np.ndarray, "T K"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
     """Draw a table of the subsets of skills in use: skills, number of tasks, and tasks."""
     n_skills = active.shape[1]
     looks = category_looks(categories)
-    space = min(ROW, DOTS_WIDTH / n_skills)
+    space = min(canvas.ROW, DOTS_WIDTH / n_skills)
     names = n_skills * space + 0.5  # left edge of the names
-    figure = new_sheet(title, 0, 1 + 2 * ROW + GAP)
-    axes = place(figure, 0, 0, 1, 1)
+    figure = canvas.new_sheet(title, 0, 1 + 2 * canvas.ROW + canvas.GAP)
+    axes = canvas.place(figure, 0, 0, 1, 1)
     axes.set(xlim=(0, 1), ylim=(1, 0))  # inches, from the first row downwards
     axes.set_axis_off()
     dots = {"marker": "o", "linestyle": "none", "markersize": min(6.0, 40 * space)}
-    every = max(1, int(np.ceil(text_width([str(n_skills)]) * 1.5 / space)))
+    every = max(1, int(np.ceil(canvas.text_width([str(n_skills)]) * 1.5 / space)))
     for skill in range(0, n_skills, every):
         axes.text((skill + 0.5) * space, 0, str(skill), ha="center", va="center")
-    axes.text(0, -ROW, "skills", va="center")
+    axes.text(0, -canvas.ROW, "skills", va="center")
     axes.text(names - 0.12, 0, "n", ha="right", va="center")
     axes.text(names, 0, "tasks", va="center")
-    breadth, y = 0.0, ROW
+    breadth, y = 0.0, canvas.ROW
     rules: list[float] = []
     spots: list[tuple[float, float]] = []  # of the markers, for tasks in the order of the table
     ordered: list[int] = []
     for subset, members in skill_subsets(active):
         rules.append(y)
-        y += 0.8 * ROW
+        y += 0.8 * canvas.ROW
         for skill in range(n_skills):
-            colour = INK if skill in subset else "#e4e4e4"
+            colour = canvas.INK if skill in subset else "#e4e4e4"
             axes.plot((skill + 0.5) * space, y, color=colour, clip_on=False, **dots)
         axes.text(names - 0.12, y, str(len(members)), ha="right", va="center")
         x = 0.0
         for task in members:
-            needed = MARK_WIDTH + text_width([tasks[task]])
+            needed = MARK_WIDTH + canvas.text_width([tasks[task]])
             if x and x + needed > TASKS_WIDTH:
-                x, y = 0.0, y + ROW
+                x, y = 0.0, y + canvas.ROW
             spots.append((names + x + MARK_WIDTH / 3, y))
             ordered.append(task)
             ink = looks[categories[task]].ink
             axes.text(names + x + MARK_WIDTH, y, tasks[task], color=ink, va="center")
             breadth = max(breadth, x + needed)
             x += needed + 0.13
-        y += 0.8 * ROW
-    mark_categories(axes, np.array(spots), [categories[task] for task in ordered])
-    axes.hlines(rules, 0, names + breadth, color=FAINT, linewidth=0.5, clip_on=False)
-    add_legend(figure, names + breadth + 0.3, 1, categories)
+        y += 0.8 * canvas.ROW
+    canvas.mark_categories(axes, np.array(spots), [categories[task] for task in ordered])
+    axes.hlines(rules, 0, names + breadth, color=canvas.FAINT, linewidth=0.5, clip_on=False)
+    canvas.add_legend(figure, names + breadth + 0.3, 1, categories)
     return figure
 
 
@@ -185,10 +174,10 @@ def _around_zero(values: np.ndarray, reverse: bool = False) -> dict[str, Any]:
 
 def _add_scale(figure: Figure, image: AxesImage, left: float, top: float, quantity: str) -> None:
     """Draw a colour bar, one inch high, with its name above."""
-    axes = place(figure, left, top - 1.2, BAR, 1.0)
+    axes = canvas.place(figure, left, top - 1.2, BAR, 1.0)
     bar = figure.colorbar(image, cax=axes)
     bar.outline.set_visible(False)  # type: ignore[operator]
-    axes.tick_params(length=2, labelsize=FONT)
+    axes.tick_params(length=2, labelsize=canvas.FONT)
     axes.set_title(quantity, loc="left")
 
 

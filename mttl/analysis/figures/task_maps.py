@@ -8,19 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.figures.canvas import (
-    FAINT,
-    GAP,
-    INK,
-    ROW,
-    add_legend,
-    label_rows,
-    mark_categories,
-    new_sheet,
-    place,
-    styled,
-    text_width,
-)
+from mttl.analysis.figures import canvas
 from mttl.analysis.palette import category_looks
 
 TREE_WIDTH = 4.0  # inches
@@ -37,15 +25,15 @@ SPACE = 0.06  # after a label
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
-@styled
+@canvas.styled
 def dendrogram(
     tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
     """Draw the dendrogram with the tasks on the right."""
     leaves, joints = tree_joints(tree)
-    top = len(tasks) * ROW
-    figure = new_sheet(title, 0, top + 2 * GAP)
-    axes = place(figure, 0, 0, TREE_WIDTH, top)
+    top = len(tasks) * canvas.ROW
+    figure = canvas.new_sheet(title, 0, top + 2 * canvas.GAP)
+    axes = canvas.place(figure, 0, 0, TREE_WIDTH, top)
     for places, distances in joints:
         axes.plot(distances, places, **LINE)
     # The root on the left, the first task on top.
@@ -55,15 +43,15 @@ def dendrogram(
     axes.set_xlabel("1 − correlation")
     axes.yaxis.tick_right()
     chosen = [categories[leaf] for leaf in leaves]
-    label_rows(axes, [tasks[leaf] for leaf in leaves], chosen, marks=1 + 0.1 / TREE_WIDTH)
+    canvas.label_rows(axes, [tasks[leaf] for leaf in leaves], chosen, marks=1 + 0.1 / TREE_WIDTH)
     axes.tick_params(axis="y", length=0)
     axes.yaxis.set_label_position("right")
     axes.spines[["left", "right", "top"]].set_visible(False)
-    add_legend(figure, TREE_WIDTH + text_width(tasks) + 0.7, top, chosen)
+    canvas.add_legend(figure, TREE_WIDTH + canvas.text_width(tasks) + 0.7, top, chosen)
     return figure
 
 
-@styled
+@canvas.styled
 def radial_dendrogram(
     tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
 ) -> Figure:
@@ -71,13 +59,13 @@ def radial_dendrogram(
     leaves, joints = tree_joints(tree)
     n_tasks = len(tasks)
     # One row of text per task along the circle, and a gap of one where the ends meet.
-    radius = max(SMALLEST_RADIUS, ROW * (n_tasks + 1) / (2 * np.pi))
-    reach = radius + 0.2 + text_width(tasks)
-    figure = new_sheet(title, 0, 2 * reach + GAP)
-    axes = place(figure, 0, 0, 2 * reach, 2 * reach)
+    radius = max(SMALLEST_RADIUS, canvas.ROW * (n_tasks + 1) / (2 * np.pi))
+    reach = radius + 0.2 + canvas.text_width(tasks)
+    figure = canvas.new_sheet(title, 0, 2 * reach + canvas.GAP)
+    axes = canvas.place(figure, 0, 0, 2 * reach, 2 * reach)
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
     axes.set_axis_off()
-    figure.text(0, -GAP, "radius: 1 − correlation, 0 at the tasks")
+    figure.text(0, -canvas.GAP, "radius: 1 − correlation, 0 at the tasks")
 
     def angle(places: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
         """Return angles clockwise from the top."""
@@ -94,7 +82,7 @@ def radial_dendrogram(
     looks = category_looks(chosen)
     angles = angle(np.arange(n_tasks))
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    mark_categories(axes, (radius + 0.07) * directions, chosen)
+    canvas.mark_categories(axes, (radius + 0.07) * directions, chosen)
     for leaf, category, theta, direction in zip(leaves, chosen, angles, directions, strict=True):
         left_half = direction[0] < 0  # here the text is rotated by 180° so as to stay upright
         x, y = (radius + 0.16) * direction
@@ -106,7 +94,7 @@ def radial_dendrogram(
             va="center_baseline",
             color=looks[category].ink,
         )
-    add_legend(figure, 2 * reach + GAP, 2 * reach, chosen)
+    canvas.add_legend(figure, 2 * reach + canvas.GAP, 2 * reach, chosen)
     return figure
 
 
@@ -115,7 +103,7 @@ def _reach(tree: Float[np.ndarray, "T-1 4"]) -> float:
     return 1.04 * float(tree[-1, 2]) or 1.0
 
 
-@styled
+@canvas.styled
 def task_map(
     points: Float[np.ndarray, "T 2"],
     tasks: Sequence[str],
@@ -129,10 +117,10 @@ def task_map(
 
     A trail shows how the routing weights of a task changed; it begins with a ring.
     """
-    widths = [text_width([task]) + SPACE for task in tasks]
-    size = max(SMALLEST, float(np.sqrt(AREA_PER_LABEL * sum(widths) * ROW)))
-    figure = new_sheet(title, 0, size + GAP)
-    axes = place(figure, 0, 0, size, size)
+    widths = [canvas.text_width([task]) + SPACE for task in tasks]
+    size = max(SMALLEST, float(np.sqrt(AREA_PER_LABEL * sum(widths) * canvas.ROW)))
+    figure = canvas.new_sheet(title, 0, size + canvas.GAP)
+    axes = canvas.place(figure, 0, 0, size, size)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set(xlabel=axis_names[0], ylabel=axis_names[1], xlim=(0, size), ylim=(0, size))
 
@@ -143,18 +131,18 @@ def task_map(
     inches = shown[: len(points)]
     ways = np.split(shown[len(points) :], np.cumsum([len(trail) for trail in trails])[:-1])
     for way in ways if trails else ():
-        axes.plot(*way.T, ".-", color=INK, linewidth=0.9, markersize=3, zorder=2)
-        axes.plot(*way[0], "o", color=INK, markerfacecolor="white", markersize=6, zorder=2)
+        axes.plot(*way.T, ".-", color=canvas.INK, linewidth=0.9, markersize=3, zorder=2)
+        axes.plot(*way[0], "o", color=canvas.INK, markerfacecolor="white", markersize=6, zorder=2)
     looks = category_looks(categories)
-    mark_categories(axes, inches, categories)
+    canvas.mark_categories(axes, inches, categories)
     boxes = place_labels(inches, widths, size)
     for task, category, point, box in zip(tasks, categories, inches, boxes, strict=True):
         nearest = np.clip(point, box[:2], box[2:])
         if np.linalg.norm(nearest - point) > 1.8 * DOT:
-            axes.plot(*np.stack([point, nearest]).T, color=FAINT, linewidth=0.6, zorder=1)
+            axes.plot(*np.stack([point, nearest]).T, color=canvas.FAINT, linewidth=0.6, zorder=1)
         middle = (box[1] + box[3]) / 2
         axes.text(box[0], middle, task, color=looks[category].ink, va="center_baseline")
-    add_legend(figure, size + 0.3, size, categories)
+    canvas.add_legend(figure, size + 0.3, size, categories)
     return figure
 
 

@@ -142,8 +142,7 @@ class MethodComparison:
             raise ConfigError(f"-k {name} is set by the comparison{OWN_SETTINGS[name]}; remove it")
         if self.n_folds is not None and self.tasks != "test":
             raise ConfigError(
-                f"--tasks {self.tasks} does not work with --folds, which uses every task as an "
-                "unseen task once"
+                f"--tasks {self.tasks} does not work with --folds, where all are unseen once"
             )
         data, partition = self.common.data, self.partitions[0]
         if self.n_folds is None:

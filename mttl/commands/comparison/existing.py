@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mttl.adaptation.plan import MAY_CHANGE, FewShotResult, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
-from mttl.commands.comparison.tables import TaskScore, markdown, read_seen, spread
+from mttl.commands.comparison.tables import TaskScore, markdown, spread
 from mttl.io.errors import MttlError
 from mttl.io.reading import read_table, to_number
 from mttl.tasks.partition import MEAN
@@ -93,7 +93,18 @@ def read_scores(
     The score of a few-shot sample is the mean over seeds; see `mean_of_known`.
     """
     path, seen = RunFolder(run).results, trained_on(run)
-    found = read_seen(path, method, seed, fold) if path.is_file() else []
+    columns = ["task", "split", "sample", "score"]
+    table = read_table(path, MttlError, columns) if path.is_file() else []
+    found = [
+        TaskScore(
+            *(method, "", seed, "seen", row["task"]),
+            sample=int(to_number(row["sample"], f"'{path}': a sample", MttlError)),
+            score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
+            fold=fold,
+        )
+        for row in table
+        if row["split"] == "test" and row["task"] != MEAN
+    ]
     for mode in modes:
         by_sample: dict[Adapted, list[FewShotResult]] = {}
         for job, result in Results(run / f"adapt-{mode}").finished.items():
@@ -119,13 +130,10 @@ def read_runs(texts: Sequence[str], taken: Sequence[str]) -> list[ExistingRuns]:
     for text in texts:
         name, _, listed = text.partition("=")
         folders = tuple(Path(folder) for folder in listed.split(",") if folder)
-        problem = ""
         if not name or not folders:
-            problem = f"'{text}' must have the form NAME=RUN[,RUN...]"
-        elif name in found or name in taken:
-            problem = f"{name}: another method has this name; choose a different name"
-        if problem:
-            raise MttlError(f"--runs {problem}")
+            raise MttlError(f"--runs '{text}' must have the form NAME=RUN[,RUN...]")
+        if name in found or name in taken:
+            raise MttlError(f"--runs {name}: another method has this name; choose another")
         found[name] = ExistingRuns(name, folders)
         found[name].check()
     return list(found.values())

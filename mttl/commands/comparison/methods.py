@@ -88,13 +88,10 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
     found: dict[str, Method] = {}
     for text in texts:
         name, _, fragment = text.partition("=")
-        problem = ""
         if not re.fullmatch(r"\w[\w-]*", name) or not fragment:
-            problem = f"'{text}' must have the form NAME=FILE, with a name of letters and digits"
-        elif name in METHODS or name in found:
-            problem = f"{name}: another method has this name; choose a different name"
-        if problem:
-            raise MttlError(f"--method {problem}")
+            raise MttlError(f"--method '{text}' must be NAME=FILE, NAME of letters and digits")
+        if name in METHODS or name in found:
+            raise MttlError(f"--method {name}: another method has this name; choose another")
         for file in fragment.split("+"):
             find_file(file, suffix=".yaml")
         variants = tuple(one for one in MODE_VARIANTS if one.name in ("all", *modes))
@@ -136,10 +133,7 @@ def plan(
     for mode in modes or ():
         if mode not in had:
             others = [n for n, own in methods.items() if mode in {one.name for one in own.variants}]
-            raise MttlError(
-                f"--modes {mode}: no compared method has this mode; methods with it: "
-                f"{', '.join(others)}"
-            )
+            raise MttlError(f"--modes {mode} needs one of the methods {', '.join(others)}")
     return [
         Plan(name, seed, variants[name], fold)
         for seed in dict.fromkeys(seeds)

@@ -1,6 +1,7 @@
 """Run the commands of a comparison once, and record their cost."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,9 +100,7 @@ class Processes:
 
 def _peak_so_far(pid: int) -> float:
     """Return the peak resident memory of a running process in MiB; 0 if unknown."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace").splitlines()
-    except OSError:
-        return 0.0
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) / 2**10 if found else 0.0
+    status = Path(f"/proc/{pid}/status")  # exists until the process is waited for
+    text = status.read_text("ascii", errors="replace") if status.exists() else ""
+    found = re.search(r"^VmHWM:\s*(\d+)", text, re.M)
+    return int(found[1]) / 2**10 if found else 0.0

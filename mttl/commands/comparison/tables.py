@@ -3,11 +3,9 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mttl.io.errors import MttlError
-from mttl.io.reading import read_table, to_number
 
 if TYPE_CHECKING:
     from mttl.analysis.bootstrap import Key
@@ -48,20 +46,6 @@ class TableRow(NamedTuple):
     training_minutes: float = math.nan
     adaptation_minutes: float = math.nan
     peak_mib: float = math.nan
-
-
-def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[TaskScore]:
-    """Return the test scores of the training tasks in ``results.csv``."""
-    return [
-        TaskScore(
-            *(method, "", seed, "seen", row["task"]),
-            sample=int(to_number(row["sample"], f"'{path}': a sample", MttlError)),
-            score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
-            fold=fold,
-        )
-        for row in read_table(path, MttlError, ["task", "split", "sample", "score"])
-        if row["split"] == "test" and row["task"] != "mean"
-    ]
 
 
 def check_rows(

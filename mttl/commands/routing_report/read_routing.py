@@ -57,13 +57,10 @@ def read_view(
         built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
         require_features(built, {"plots": "a figure of routing"})
     record = read_token_record(folder).as_routing() if tokens_only else read_record(folder)
-    problem = ""
     if len(record.tasks) + len(adapted) < 2:
-        problem = "has only one task; figures compare at least two"
-    elif tokens_only and adapted:
-        problem = "routes only tokens, so --adapted has no routing weights to show"
-    if problem:
-        raise TaskError(f"'{folder}' {problem}")
+        raise TaskError(f"'{folder}' has only one task; figures compare at least two")
+    if tokens_only and adapted:
+        raise TaskError(f"'{folder}' routes only tokens; remove --adapted")
     trails: dict[str, np.ndarray] = {}
     if adapted:
         record = with_adapted(record, adapted, backbone)
@@ -139,8 +136,7 @@ def task_factors(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
         pairs = [word.partition("=") for word in column.get(task, "").split()]
         if not all(name and value for name, _, value in pairs):
             raise TaskError(
-                f"the column 'factors' of TASKS.csv has '{column[task]}' for the task '{task}'; "
-                "write name=value name=value"
+                f"TASKS.csv: factors '{column[task]}' of '{task}' must be name=value name=value"
             )
         factors.append({name: value for name, _, value in pairs})
     shared = [name for name in factors[0] if all(name in each for each in factors)]

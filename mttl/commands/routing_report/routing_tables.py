@@ -58,13 +58,8 @@ def load_table(tokens: TokenRoutingRecord) -> TextTable:
     """Return a table of how evenly experts are used, and what determines their choice."""
     table = TextTable("Expert choice of tokens").words("layers")
     table.numbers("load entropy", "dropped", "bits", "by task", "by previous token", "by token")
-    columns = np.stack(
-        [
-            *(tokens.evenness(), tokens.dropped, tokens.expert_bits),
-            *(tokens.task_bits, tokens.previous_bits, tokens.token_bits),
-        ],
-        axis=1,
-    )
+    names = ("dropped", "expert_bits", "task_bits", "previous_bits", "token_bits")
+    columns = np.stack([tokens.evenness(), *(getattr(tokens, n) for n in names)], axis=1)
     for layer, values in zip(tokens.layers, columns.tolist(), strict=True):
         table.add(layer, then=values)
     table.add_section()

@@ -96,10 +96,7 @@ class CPolyRouter(PolytroponRouter):
 
         Routing weights of the common skills start as for `TaskRouter.for_new_tasks`. With
         ``private``, new tasks also get the private skills of known tasks, which the caller must
-        re-initialise; their routing weights are drawn again.
-
-        Raises:
-            ValueError: If there are fewer known tasks with private skills, or ``init`` is unknown.
+        re-initialise; their routing weights are drawn again. ValueError if these are too few.
         """
         common = self.common
         sharing = self.allowed[:, common].bool().all(1)
@@ -109,8 +106,7 @@ class CPolyRouter(PolytroponRouter):
             allowed = self.allowed[sharing][:n_tasks]
             if len(allowed) < n_tasks:
                 raise ValueError(
-                    f"n_tasks ({n_tasks}) must be at most {len(allowed)}, the number of known "
-                    "tasks whose private skills new tasks can replace"
+                    f"n_tasks ({n_tasks}) must be at most {len(allowed)}, those with private skills"
                 )
             fresh = initial_rows(self.logits, n_tasks, "fresh", self.init_scale)
             rows = torch.where(common, rows, fresh)

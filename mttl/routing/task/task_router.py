@@ -134,13 +134,9 @@ class TaskRouter(Bounded, nn.Module, ABC):
     def for_new_tasks(self, n_tasks: int, *, init: str = "mean") -> "TaskRouter":
         """Return a router of this kind for new tasks.
 
-        Args:
-            n_tasks: Number of new tasks.
-            init: Initialisation: ``"mean"`` takes the mean weights of the known tasks and copies
-                all other parameters; ``"fresh"`` is that of an untrained router.
-
-        Raises:
-            ValueError: If ``init`` is unknown, or `task_rows` lacks a tensor with rows of tasks.
+        The initialisation ``"mean"`` takes the mean weights of the known tasks and copies all other
+        parameters; ``"fresh"`` is that of an untrained router. ValueError if `task_rows` lacks a
+        tensor with rows of tasks.
         """
         require_one_of(STARTS, init=init)
         router = self.rebuilt(n_tasks=n_tasks)
@@ -177,11 +173,7 @@ class TaskRouter(Bounded, nn.Module, ABC):
         }
 
     def of_tasks(self, task_ids: Int[Tensor, "N"]) -> "TaskRouter":
-        """Return a copy for some of the tasks, in the given order.
-
-        Raises:
-            ValueError: If the kind has no `task_rows`.
-        """
+        """Return a copy for some of the tasks, in order; ValueError without `task_rows`."""
         if not self.task_rows:
             raise ValueError(f"{type(self).__name__} has no task_rows, so tasks cannot be selected")
         router = copy.deepcopy(self)

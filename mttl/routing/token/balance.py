@@ -20,25 +20,15 @@ SMALLEST = 1e-20
 
 @dataclass(frozen=True)
 class LoadSums:
-    """Sums over the tokens of a layer.
-
-    Attributes:
-        tokens: Number of tokens.
-        pairs: Number of pairs of each expert, without gradient.
-        first: Number of tokens for which each expert is the most probable, without gradient.
-        probabilities: Sum of the probabilities of each expert.
-        gates: Sum of the gates of each expert, its importance.
-        load: Differentiable estimate of ``pairs``, or ``pairs`` if the router has none.
-        squared_z: Sum of the squared log-sum-exp of the logits.
-    """
+    """Sums over the tokens of a layer; ``pairs`` and ``first`` have no gradient."""
 
     tokens: Float[Tensor, ""]
     pairs: Float[Tensor, "E"]
-    first: Float[Tensor, "E"]
+    first: Float[Tensor, "E"]  # tokens for which each expert is the most probable
     probabilities: Float[Tensor, "E"]
-    gates: Float[Tensor, "E"]
-    load: Float[Tensor, "E"]
-    squared_z: Float[Tensor, ""]
+    gates: Float[Tensor, "E"]  # the importance of each expert
+    load: Float[Tensor, "E"]  # differentiable estimate of `pairs`, or `pairs`
+    squared_z: Float[Tensor, ""]  # of the squared log-sum-exp of the logits
 
     def over_processes(self) -> "LoadSums":
         """Return the differentiable sums over all processes.
@@ -50,7 +40,10 @@ class LoadSums:
             return self
         scalars = torch.stack([self.tokens, self.squared_z])
         vectors = [self.pairs, self.first, self.probabilities, self.gates, self.load]
-        total: Any = _SumOverProcesses.apply(torch.cat([scalars, *vectors]))
+        # Imported late, since some builds of PyTorch have no processes.
+        from torch.distributed.nn.functional import all_reduce
+
+        total: Any = all_reduce(torch.cat([scalars, *vectors]), group=None)
         pairs, first, chances, gates, load = total[2:].chunk(5)
         return LoadSums(total[0], pairs.detach(), first.detach(), chances, gates, load, total[1])
 
@@ -72,17 +65,6 @@ def load_sums(choice: Assignment) -> LoadSums:
         load=pairs if choice.load is None else choice.load,
         squared_z=logits.logsumexp(-1).square().sum(),
     )
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, values: Tensor) -> Tensor:
-        total = values.clone()
-        torch.distributed.all_reduce(total)
-        return total
-
-    # The backward pass also sums over processes.
-    backward = forward  # pyright: ignore[reportAssignmentType]
 
 
 def switch_loss(sums: LoadSums) -> Float[Tensor, ""]:

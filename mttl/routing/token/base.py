@@ -1,12 +1,11 @@
 """BASE routing: balanced assignment of tokens to experts in training."""
 
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_one_of
 from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import EVEN, TokenRouter
 
@@ -50,17 +49,11 @@ def balanced_assignment(
 ) -> Int[Tensor, "N"]:
     r"""Return the column of each row that maximises :math:`\sum_n s_{n, a(n)}`.
 
-    Each column gets :math:`\lfloor N / E \rfloor` rows, and :math:`N \bmod E` of them one more.
-
-    Args:
-        scores: Finite scores.
-        method: Solver: ``"scipy"``, exact and on the CPU; ``"auction"``, on the scores' device,
-            exact to N × 1e-6 of their range; or ``"auto"``, which is scipy for scores on the CPU.
-
-    Raises:
-        ValueError: If the method is unknown or a score is not finite.
+    Each column gets :math:`\lfloor N / E \rfloor` rows, and :math:`N \bmod E` of them one more. The
+    solver is ``"scipy"``, exact and on the CPU; ``"auction"``, on the scores' device, exact to
+    N × 1e-6 of their range; or ``"auto"``, which is scipy for scores on the CPU. A score that is
+    not finite is a ValueError.
     """
-    require_one_of(get_args(Method), method=method)
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(
             "scores must be finite: with equal loads any token may go to any expert. Set "

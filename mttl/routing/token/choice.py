@@ -13,21 +13,14 @@ from mttl.io.reading import exact_fraction
 
 @dataclass(frozen=True)
 class Tokens:
-    """N tokens with their states, mask, prior, examples and ids.
-
-    Attributes:
-        states: Hidden states, one row per token.
-        mask: False for padding, which gets no expert and does not count.
-        prior: Bias of the logits; minus infinity excludes an expert for a token.
-        examples: Example of each token, for routers of whole examples.
-        ids: Vocabulary entry of each token, for routers of vocabulary entries.
-    """
+    """N tokens with their hidden states, mask, prior, examples and ids."""
 
     states: Float[Tensor, "N I"]
-    mask: Bool[Tensor, "N"] | None = None
+    mask: Bool[Tensor, "N"] | None = None  # False for padding, which gets no expert
+    # Bias of the logits; minus infinity excludes an expert for a token.
     prior: Float[Tensor, "N E"] | None = None
-    examples: Int[Tensor, "N"] | None = None
-    ids: Int[Tensor, "N"] | None = None
+    examples: Int[Tensor, "N"] | None = None  # for routers of whole examples
+    ids: Int[Tensor, "N"] | None = None  # vocabulary entries, for routers of them
 
     def __len__(self) -> int:
         """Return N."""
@@ -54,25 +47,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Pairs of tokens and experts, in order of precedence for experts of limited capacity.
+    """Pairs of tokens and experts, in order of precedence for experts of limited capacity."""
 
-    Attributes:
-        tokens: Token of each pair, below N; shape (P,).
-        experts: Expert of each pair, below E; shape (P,).
-        weights: Gate of each pair, float32, with gradient; shape (P,).
-        probabilities: Probability of each expert for each token, float32; 0 for padding; (N, E).
-        logits: Logits of the softmax, for losses.
-        load: Differentiable estimate of the tokens per expert, if the kind has one.
-        losses: Auxiliary losses by name, coefficients included.
-    """
-
-    tokens: Int[Tensor, "P"]
-    experts: Int[Tensor, "P"]
-    weights: Float[Tensor, "P"]
-    probabilities: Float[Tensor, "N E"]
-    logits: Float[Tensor, "N E"] | None = None
-    load: Float[Tensor, "E"] | None = None
-    losses: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
+    tokens: Int[Tensor, "P"]  # below N
+    experts: Int[Tensor, "P"]  # below E
+    weights: Float[Tensor, "P"]  # gates, float32, with gradient
+    probabilities: Float[Tensor, "N E"]  # float32; 0 for padding
+    logits: Float[Tensor, "N E"] | None = None  # of the softmax, for losses
+    load: Float[Tensor, "E"] | None = None  # differentiable estimate of the tokens per expert
+    losses: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)  # with coefficients
 
     def counts(self) -> Int[Tensor, "E"]:
         """Return the number of tokens of each expert."""
@@ -81,14 +64,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The pairs of an assignment, sorted by expert.
-
-    ``counts`` has the number of pairs of each expert.
-    """
+    """The pairs of an assignment, sorted by expert."""
 
     tokens: Int[Tensor, "P"]
     weights: Float[Tensor, "P"]
-    counts: Int[Tensor, "E"]
+    counts: Int[Tensor, "E"]  # pairs of each expert
 
 
 def sort_by_expert(assignment: Assignment) -> Dispatch:

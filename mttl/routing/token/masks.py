@@ -14,27 +14,16 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """The experts that the tokens of one layer chose in one forward pass.
+    """The experts that the tokens of one layer chose in one forward pass."""
 
-    Attributes:
-        layer: Path of the layer in the backbone.
-        stack: Stack of the tokens: ``"encoder"``, ``"decoder"`` or ``"model"``.
-        rows: Number of rows R of the input.
-        positions: Number of positions L of the input: token n is row n // L, position n % L.
-        n_experts: Number of experts E.
-        tokens: Token of every pair, without padding.
-        experts: Expert of every pair.
-        kept: Whether a pair is within the expert's capacity; None if all are.
-    """
-
-    layer: str
-    stack: str
-    rows: int
-    positions: int
+    layer: str  # path in the backbone
+    stack: str  # of the tokens: "encoder", "decoder" or "model"
+    rows: int  # R
+    positions: int  # L: token n is row n // L, position n % L
     n_experts: int
-    tokens: Int[Tensor, "P"]
+    tokens: Int[Tensor, "P"]  # of every pair, without padding
     experts: Int[Tensor, "P"]
-    kept: Bool[Tensor, "P"] | None = None
+    kept: Bool[Tensor, "P"] | None = None  # pairs within the expert's capacity; None if all are
 
     def load(self) -> Int[Tensor, "E"]:
         """Return the number of tokens that chose each expert, including dropped ones."""
@@ -49,25 +38,17 @@ class TokenRecord:
 
 @dataclass
 class TokenMasks:
-    """The masks of tokens and padding of a batch.
+    """The masks of tokens and padding of a batch; a stack without a mask has no padding."""
 
-    Args:
-        stacks: Mask of each stack (``"encoder"``, ``"decoder"``, ``"model"``), True for tokens. A
-            stack without a mask has no padding.
-        finished: Rows that have ended in generation, whose further positions are padding.
-    """
-
-    stacks: dict[str, Bool[Tensor, "B L"]]
+    stacks: dict[str, Bool[Tensor, "B L"]]  # by "encoder", "decoder" or "model"; True for tokens
+    # Rows that have ended in generation, whose further positions are padding.
     finished: Bool[Tensor, "R"] | None = None
 
     def of(self, stack: str, n_rows: int, n_positions: int) -> Bool[Tensor, "R L"] | None:
         """Return the mask of a layer's input, or None if all positions are tokens.
 
         Positions after those of the mask were generated; with a cache, a decoder's input has only
-        these.
-
-        Raises:
-            ValueError: If the input does not fit the mask.
+        these. An input that does not fit the mask is a ValueError.
         """
         mask = self.stacks.get(stack)
         if mask is not None:

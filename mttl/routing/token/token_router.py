@@ -60,11 +60,7 @@ class TokenRouter(Bounded, nn.Module, ABC):
         """Return the experts of tokens, which are float32 without padding; autocast is off."""
 
     def forward(self, tokens: Tokens) -> Assignment:
-        """Return the assignment of tokens to experts.
-
-        Raises:
-            ValueError: If the prior excludes all experts for a token.
-        """
+        """Return the assignment of tokens to experts; the prior must allow each token one."""
         kept = None if tokens.mask is None else tokens.mask.nonzero().squeeze(1)
         with torch.autocast(tokens.states.device.type, enabled=False):
             given = tokens.select(kept)

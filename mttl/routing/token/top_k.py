@@ -55,10 +55,7 @@ class TopKRouter(LinearRouter):
         super().__init__(in_features, n_experts, **settings)
         require_at_most("n_experts", n_experts, top_k=top_k)
         if normalise and top_k == 1 and n_experts > 1:
-            raise ValueError(
-                "with normalise and top_k (1) every gate is 1 and the router learns nothing; set "
-                "normalise: false, as the Switch Transformer does"
-            )
+            raise ValueError("with normalise and top_k (1) every gate is 1; set normalise: false")
         self.top_k, self.normalise, self.jitter, self.bias = top_k, normalise, jitter, bias
 
     def reset_parameters(self) -> None:

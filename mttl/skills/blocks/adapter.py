@@ -84,14 +84,10 @@ class BottleneckInventory(Inventory):
         stages = (n_skills,) if stages is None else tuple(stages)
         if min(stages, default=0) < 1 or sum(stages) != n_skills:
             raise ValueError(
-                f"stages ({list(stages)}) must be positive numbers of skills that sum to n_skills "
-                f"({n_skills})"
+                f"stages ({list(stages)}) must be positive and sum to n_skills ({n_skills})"
             )
         if len(stages) > 1 and parallel:
-            raise ValueError(
-                f"parallel must be false for several stages ({list(stages)}): each reads the "
-                "block's output as the previous one changed it"
-            )
+            raise ValueError(f"parallel must be false for several stages ({list(stages)})")
         self.stages = stages
         if len(stages) > 1:
             self.uses = ("task",)

@@ -139,6 +139,5 @@ def _activation(module: nn.Module) -> nn.Module:
         if isinstance(found, nn.Module):
             return found
     raise ValueError(
-        f"{type(module).__name__} has the projections of a feed-forward block but no activation "
-        "module (act, act_fn or activation_fn)"
+        f"{type(module).__name__} has no activation module (act, act_fn, activation_fn)"
     )

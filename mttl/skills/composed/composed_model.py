@@ -31,14 +31,10 @@ from mttl.skills.weight_decay import decays
 class ModuleInventory(nn.Module):
     r"""K skills of all parameters: :math:`\theta_t = \theta_0 + \sum_k w_{tk} \phi_k`.
 
-    Args:
-        base: Module whose parameters the skills change; it is not modified here.
-        n_skills: Number of skills K.
-        kind: Kind of skill: ``"dense"`` changes every entry, ``"sparse"`` few random entries, and
-            ``"lora"`` matrices, by low-rank products.
-        granularity: Unit of parameters that share routing weights: the ``"model"``, or a
-            ``"layer"``, which is a module with parameters of its own.
-        **settings: Settings of the kind: ``init``, and ``sparsity``, or ``rank`` and ``scale``.
+    The base is not modified here. The kind ``"dense"`` changes every entry of its parameters,
+    ``"sparse"`` few random entries, and ``"lora"`` matrices, by low-rank products. Parameters that
+    share routing weights are those of the ``"model"``, or of a ``"layer"``, which is a module with
+    parameters of its own. Settings are those of the kind.
 
     Raises:
         ValueError: If the kind or the granularity is unknown, or no parameter can have such skills.
@@ -144,15 +140,11 @@ class ComposedModel(nn.Module):
     ) -> None:
         super().__init__()
         if router.n_heads != 1:
-            raise ValueError(
-                f"n_heads ({router.n_heads}) must be 1, since whole modules have no common blocks "
-                "of features"
-            )
+            raise ValueError(f"n_heads ({router.n_heads}) must be 1 for skills of whole modules")
         for name, module in base.named_modules():
             if getattr(module, "track_running_stats", False):
                 raise ValueError(
-                    f"'{name}' keeps running statistics, which tasks cannot share; build it with "
-                    "track_running_stats=False, or use group normalisation"
+                    f"'{name}' keeps running statistics, which tasks cannot share; use group norms"
                 )
         self.base = base.requires_grad_(train_base)
         self.inventory, self.router, self.groups = inventory, router, inventory.groups
@@ -172,9 +164,6 @@ class ComposedModel(nn.Module):
         """Return the parameters of some tasks by name, each of shape (T, …).
 
         Call it once, without gradients, if many calls of `run` share them.
-
-        Raises:
-            ValueError: If the ids are on the CPU and one is out of range.
         """
         if task_ids.device.type == "cpu":  # on an accelerator, reading them would synchronise
             check_task_ids(task_ids, self.router.n_tasks)
@@ -189,8 +178,7 @@ class ComposedModel(nn.Module):
         for position, argument in enumerate(arguments):
             if argument.ndim == 0 or len(argument) != n_tasks:
                 raise ValueError(
-                    f"argument {position} has the shape {tuple(argument.shape)}; its first axis "
-                    f"must have the size {n_tasks}, the number of tasks"
+                    f"argument {position} of shape {tuple(argument.shape)} must have {n_tasks} rows"
                 )
         learns_on_cpu = torch.is_grad_enabled() and first.device.type == "cpu"
         looped = self.over_tasks == "loop" or (self.over_tasks == "auto" and learns_on_cpu)

@@ -174,18 +174,10 @@ class AttentionPrefix:
     ) -> Attended:
         """Attend to the prefix and to the keys and values of the text.
 
-        Args:
-            plain: Attention function with the signature of transformers' functions.
-            module: Attention module.
-            query: Queries.
-            key: Keys of the text; A may be a multiple of their N heads.
-            value: Values of the text.
-            mask: Boolean or additive mask of the keys; None for all keys, or for a causal mask.
-            position_bias: Bias that is added to the scores.
-            is_causal: Whether a mask of None is causal; by default as ``module`` declares.
-            alone: Attention function for a prefix with a separate softmax, without sinks or caps;
-                by default ``plain``.
-            **settings: Further arguments of ``plain``.
+        ``plain`` is an attention function of transformers, to which ``settings`` are passed. A may
+        be a multiple of the N heads of keys. A mask is boolean or additive; None allows all keys,
+        or is causal (by default as ``module`` declares). ``alone`` is the attention function for a
+        prefix with a separate softmax, without sinks or caps; by default ``plain``.
         """
         keys, values = self._heads(self.keys, key), self._heads(self.values, value)
         if self.gates is not None:
@@ -222,8 +214,7 @@ class SkilledAttention(SkilledLayer):
     """An attention module of the backbone with prefixes."""
 
     def forward(self, *args: Any, **settings: Any) -> Any:
-        routing, merged = self.merge(packed=False)
-        keys, values, *gates = merged
+        routing, (keys, values, *gates) = self.merge()
         prefix = AttentionPrefix(keys, values, gates[0] if gates else None, routing.repeat)
         if len(gates) > 1:  # gates of a `GatedInventory`, which reads the attention's input
             x = hidden_states(args, settings)

@@ -81,7 +81,7 @@ class SkilledEmbedding(SkilledLayer):
 
     def prompted(self, ids: Int[Tensor, "R L"]) -> tuple[Tensor, Tensor]:
         """Return the prompt of the current routing and the embedded text."""
-        routing, (prompts,) = self.merge(packed=False)
+        routing, (prompts,) = self.merge()
         embedded = self.base(ids)
         return routing.repeat(prompts, len(ids)).to(embedded.dtype), embedded
 

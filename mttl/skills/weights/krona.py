@@ -146,8 +146,7 @@ class KronABlockInventory(Inventory):
         super().__init__(in_features, out_features, n_skills, n_heads)
         if residual and in_features != out_features:
             raise ValueError(
-                f"residual must be false for a block whose output ({out_features} features) "
-                f"differs in size from its input ({in_features} features)"
+                f"residual must be false for a block with {in_features} -> {out_features} features"
             )
         self.product = KronAInventory(in_features, out_features, n_skills, shape=shape, scale=scale)
         self.residual = nn.Parameter(torch.zeros(n_skills)) if residual else None

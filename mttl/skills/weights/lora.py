@@ -105,8 +105,7 @@ class LoRAInventory(ProductInventory):
         self.scale = alpha / (rank**0.5 if rslora else rank) if scale is None else scale
         if shared_down and init in STARTS:
             raise ValueError(
-                f"init ('{init}') needs a separate input factor for every skill: set shared_down: "
-                "false, or init: zero"
+                f"init ('{init}') needs a separate input factor for every skill: not shared_down"
             )
         self.starts = init in STARTS
         if self.starts:
@@ -140,8 +139,7 @@ class LoRAInventory(ProductInventory):
         kept = getattr(base, "weight", None)
         if kept is None or not (kept.is_floating_point() or is_packed(kept)):
             raise ValueError(
-                f"init ('{self.init}') reads the weight, which {type(base).__name__} does not "
-                "provide; use init 'zero'"
+                f"init ('{self.init}') cannot read the weight of {type(base).__name__}; use zero"
             )
         weight = dense_weight(base).detach().float()
         if weight.is_meta:

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mttl.config.enums import SCOPES, STRUCTURES, check_density
-from mttl.io.errors import require_at_least, require_one_of
+from mttl.config.enums import check_density
 
 
 class Units:
@@ -21,14 +20,9 @@ class Units:
 
     The structure is ``"entries"``; ``"rows"``, the entries with one index of the first axis; or
     ``"blocks"``, squares of the matrix (first axis × all others), smaller at its edges.
-
-    Raises:
-        ValueError: If the structure is unknown, or the block is below 1.
     """
 
     def __init__(self, shape: Sequence[int], structure: str, block: int) -> None:
-        require_one_of(STRUCTURES, structure=structure)
-        require_at_least(1, block=block)
         self.height = shape[0] if len(shape) > 1 else math.prod(shape)
         self.width = math.prod(shape[1:]) if len(shape) > 1 else 1
         self.high = block if structure == "blocks" else 1
@@ -121,12 +115,9 @@ def select_support(
     leaves tensors without chosen entries out, or every ``"tensor"`` separately.
 
     Raises:
-        ValueError: If there is no score, one is NaN, or an argument is out of range.
+        ValueError: If a score is NaN, or the density is out of range.
     """
     check_density(density)
-    require_one_of(SCOPES, scope=scope)
-    if not scores:
-        raise ValueError("scores must contain at least one tensor")
     for name, score in scores.items():
         if score.isnan().any():
             raise ValueError(f"the scores of '{name}' contain NaN")

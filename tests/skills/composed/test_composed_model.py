@@ -232,7 +232,7 @@ def test_parts_that_do_not_fit_are_errors():
     base = nn.Linear(3, 2)
     inventory = ModuleInventory(base, 4, kind="dense")
     router = PolytroponRouter(1, T, 1, 4)
-    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1, since whole modules"):
+    with pytest.raises(ValueError, match=r"n_heads \(2\) must be 1 for skills of whole modules"):
         ComposedModel(base, inventory, PolytroponRouter(1, T, 2, 4))
     network = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
     with pytest.raises(ValueError, match="'1' keeps running statistics, which tasks"):
@@ -243,7 +243,7 @@ def test_parts_that_do_not_fit_are_errors():
 def test_arguments_and_ids_are_checked(over_tasks):
     model = composed(nn.Linear(3, 2), over_tasks=over_tasks)
     for shape in ((T + 1, 5, 3), ()):
-        with pytest.raises(ValueError, match=r"argument 0 has the shape .*must have the size 3"):
+        with pytest.raises(ValueError, match=r"argument 0 of shape .*must have 3 rows"):
             model(IDS, torch.zeros(shape).double())
     with pytest.raises(ValueError, match="task id 3 is out of range"):
         model(torch.tensor([3]), torch.zeros(1, 5, 3).double())

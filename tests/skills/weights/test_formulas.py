@@ -125,6 +125,6 @@ def test_one_skill_is_lokr_of_peft() -> None:
 def test_a_fresh_supermask_keeps_all_weights_and_reads_those_of_plain_layers():
     """The convolutions of GPT-2 keep their weight the other way round."""
     assert SupermaskInventory(I, O, K).merge(mixing(B, 1, K))[0].all()
-    message = r"'transformer\.h\.0.*cannot be used on a Conv1D; choose other targets"
+    message = r"'transformer\.h\.0.*needs an nn\.Linear, not Conv1D"
     with pytest.raises(ValueError, match=message):
         skilled(tiny_gpt2(), inventory="supermask")

@@ -105,10 +105,8 @@ def test_an_empty_support_changes_nothing_and_has_a_gradient():
 @pytest.mark.parametrize(
     ("support", "message"),
     [
-        (torch.tensor([[1, 2]]), "got 1 supports for 3 skills"),
-        (torch.tensor([1, O * I]), r"must be in \[0, 48\).*got 1 to 48"),
-        (torch.tensor([-1, 3]), r"must be in \[0, 48\).*got -1 to 3"),
-        (torch.tensor([3, 3]), "must be in ascending order, each only once"),
+        (torch.tensor([1, O * I]), r"must be in \[0, 48\)"),
+        (torch.tensor([-1, 3]), r"must be in \[0, 48\)"),
     ],
 )
 def test_a_support_that_does_not_exist_is_refused(support, message):
