@@ -333,7 +333,8 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
                     storage, origin = options.storage, origin_of(folder, *work.may_change)
                     place = f"{platform.node()}:{folder.resolve()}"
                 study = open_study(search, jobs, storage, origin)
-                status.print(f"study {study.study_name}: {len(study.trials)} trials so far")
+                if options.storage:
+                    status.print(f"study {study.study_name}: {len(study.trials)} trials so far")
                 for values, results in search_ranges(search, evaluate, study, place):
                     keep(Trial(values, results))
             for values in points:

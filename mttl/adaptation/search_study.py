@@ -72,7 +72,7 @@ def search_ranges(
 
     Samples depend only on the seed and the earlier trials, so an interruption does not change the
     result. Trials of an earlier start at this ``place`` are evaluated again from the results of
-    their jobs. Returned are the finished trials of all places, in the order of their numbers.
+    their jobs. Returned are the trials of all places with results, in the order of their numbers.
     """
     import optuna
 
@@ -116,7 +116,7 @@ def search_ranges(
     for trial in found(states.COMPLETE)[: search.trials]:
         rows, said = trial.user_attrs.get("results", ()), f"trial {trial.number}"
         results = tuple(check(FewShotResult, row, said, MttlError) for row in rows)
-        ended.append((values_of(trial), results))
+        ended += [(values_of(trial), results)] if results else []  # diverged ones have none
     return ended
 
 
