@@ -51,9 +51,9 @@ def main(options: argparse.Namespace) -> None:
     if options.include_path is not None and not options.include_path.is_dir():
         raise ConfigError(f"--include-path '{options.include_path}' is not a folder")
     check_libraries("lm_eval", "accelerate")
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-    from lm_eval.utils import handle_non_serializable, make_table
+    from lm_eval import simple_evaluate  # type: ignore[import-not-found]
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
+    from lm_eval.utils import handle_non_serializable, make_table  # type: ignore[import-not-found]
 
     from mttl.assembly.load_tasks import load_tasks
     from mttl.inference.task_model import TaskModel
@@ -82,7 +82,7 @@ def main(options: argparse.Namespace) -> None:
 
 def harness_model(model: Any, batch_size: int) -> Any:
     """Return a `TaskModel` for lm_eval; ConfigError if routing reads what lm_eval joins or pads."""
-    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found]
 
     run = model.run
     if "prompts" in run.model.router.seen:
