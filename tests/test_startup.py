@@ -131,6 +131,14 @@ NAMES = {
         (["RUN", "--reference", "EMPTY"], "has no results"),
     ],
     "search": [(["RUN", "--tasks", "thrd_past"], "Did you mean 'third_past'")],
+    "eval": [
+        (["RUN", "--as", "verb_pst", "--tasks", "x"], "Did you mean 'verb_past'?"),
+        (["RUN", "--as", "mix:verb_past", "--tasks", "x"], "must have the form mix:task_a=0.7"),
+        (
+            ["RUN", "--as", "verb_past", "--tasks", "x", "--include-path", "no"],
+            "'no' is not a folder",
+        ),
+    ],
     "init": [(["absent"], "'absent' is not a folder; name the folder of the data")],
     "list": [(["absent"], "'absent' is not a folder; name the folder of the runs")],
     "show": [(["EMPTY"], "is not a run, because it has no config.yaml")],

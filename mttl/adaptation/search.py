@@ -5,51 +5,44 @@ Each trial has a folder with the results of its jobs. Test rows are never read.
 References:
     Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, section 4.2: adaptation rates are selected
     on development tasks, the training rate on development rows of the training tasks.
-    Ranges are sampled by a tree-structured Parzen estimator: Bergstra, Bardenet, Bengio and Kégl,
-    Algorithms for Hyper-Parameter Optimization, NeurIPS 2011; in Optuna: Akiba, Sano, Yanase, Ohta
-    and Koyama, KDD 2019, arXiv:1907.10902.
 """
 
-import hashlib
 import itertools
 import json
 import math
+import platform
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
+from mttl.adaptation import plan
 from mttl.adaptation.new_tasks import Adaptation
 from mttl.adaptation.plan import FewShotJob, FewShotResult, Results, read_samples
 from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.score_table import by_task, silent_tasks
+from mttl.adaptation.search_study import TrialResults, Values, open_study, search_ranges
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.checkpoints.run_callbacks import USELESS
-from mttl.checkpoints.run_folder import PLACE, RunFolder, check_still_there
+from mttl.checkpoints.run_folder import PLACE, RunFolder, check_still_there, dotted_settings
 from mttl.config.load import Tree, dump_config, with_settings, with_value
-from mttl.config.schema import Config, Range, Search
+from mttl.config.schema import Config, Search
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, DivergedError, MttlError, some
-from mttl.io.files import drop_cut_line, locked, write_table, write_text
-from mttl.io.reading import read_json, read_table, to_number
+from mttl.io.files import locked, write_table, write_text
+from mttl.io.reading import read_json, read_table, read_text, to_number
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.command import make_console, only_warnings
-from mttl.runtime.libraries import check_libraries
 from mttl.runtime.progress_bar import Count, counting
 from mttl.runtime.text_table import TextTable
 from mttl.tasks.partition import MEAN
 from mttl.training.text_to_text import mean_score
 
-# Values of the searched settings by dotted name.
-Values = dict[str, Any]
-TrialResults = tuple[FewShotResult, ...]
 # File with a trial's values in its folder.
 VALUES = "values.json"
 
@@ -158,65 +151,17 @@ def _names(trials: Sequence[Trial]) -> list[str]:
     return list(dict.fromkeys(name for trial in trials for name in trial.values))
 
 
-def search_ranges(
-    search: Search,
-    evaluate: Callable[[Values], float],
-    *,
-    jobs: Sequence[FewShotJob],
-    journal: Path,
-) -> None:
-    """Sample and evaluate trials up to the limit, continuing an earlier start.
-
-    Samples depend only on the seed and the finished trials, so an interruption does not change the
-    result. Trials of an earlier start are evaluated again from the results of their jobs. Different
-    jobs, ranges or seeds begin a new study in the same journal. The caller locks the folder.
-    """
-    check_libraries("optuna")
-    import optuna.storages.journal
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ranges, seed = search.ranges, search.seed
-    drop_cut_line(journal)
-    # The folder is locked. Optuna's own lock file would remain after a kill.
-    held: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)
-    backend = optuna.storages.journal.JournalFileBackend(str(journal), held)
-    study = optuna.create_study(
-        storage=optuna.storages.JournalStorage(backend),
-        study_name=_digest(ranges, seed, jobs),
-        direction="maximize",
-        load_if_exists=True,
-    )
-    states = optuna.trial.TrialState
-    for trial in study.get_trials(states=(states.RUNNING,)):
-        study.tell(trial.number, state=states.FAIL)  # interrupted
-    finished = study.get_trials(states=(states.COMPLETE,))[: search.trials]
-    for trial in finished:
-        evaluate({name: trial.params[name] for name in ranges})
-    for number in range(len(finished), search.trials):
-        # A seed per trial: a common one would repeat its samples after every restart, and a sum
-        # would give equal samples to trials of neighbouring seeds.
-        own_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-        study.sampler = optuna.samplers.TPESampler(seed=own_seed)
-        trial = study.ask()
-        values = {name: _draw(trial, name, bounds) for name, bounds in ranges.items()}
-        study.tell(trial, evaluate(values))
-
-
-def _draw(trial: Any, name: str, bounds: Range) -> float:
-    whole = isinstance(bounds.low, int) and isinstance(bounds.high, int)
-    suggest = trial.suggest_int if whole else trial.suggest_float
-    return suggest(name, bounds.low, bounds.high, log=bounds.log)
-
-
-def _digest(ranges: Mapping[str, Range], seed: int, jobs: Sequence[FewShotJob]) -> str:
-    bounds = [[name, [own.low, own.high, own.log]] for name, own in ranges.items()]
-    text = json.dumps([bounds, seed, [list(vars(job).values()) for job in jobs]])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 MOST_SAID = 2000  # characters at the end of a log that are searched
 # Settings that do not affect the score of a training.
 MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
+
+
+def origin_of(folder: Path, ignore: tuple[str, ...], but: tuple[str, ...] = ()) -> str:
+    """Return the recorded settings and skills that trials depend on, as `keep_settings`."""
+    settings = dotted_settings(read_text(folder / "config.yaml", MttlError))
+    kept = {name: x for name, x in settings.items() if name in but or not name.startswith(ignore)}
+    skills = folder / "inventory.sha256"
+    return f"{kept} {read_text(skills, MttlError) if skills.is_file() else ''}"
 
 
 @dataclass(frozen=True)
@@ -225,6 +170,7 @@ class AdaptationTrials:
 
     adaptation: Adaptation
     shard: Shard
+    may_change = (plan.MAY_CHANGE, plan.SHARED)
 
     def results(self, place: Path) -> TrialResults:
         """Return the results of a trial's jobs; empty unless all have finished."""
@@ -247,6 +193,7 @@ class TrainingTrials:
     """Trials that are trainings; finished ones are reused, interrupted ones continue."""
 
     config: Config
+    may_change = (MAY_CHANGE,)
 
     def results(self, place: Path) -> TrialResults:
         """Return the development scores of a training; empty if it has not finished."""
@@ -295,6 +242,11 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
     console, status = make_console(), make_console(stderr=True)
     search, shard = check_search(config), options.shard
     named, shares = ", ".join(search.names), options.workers > 1 or shard.n_shards > 1
+    if options.storage and not search.ranges:
+        raise ConfigError(
+            "--storage shares the trials of search.ranges; share those of search.grid and "
+            "search.points by --shard or --workers"
+        )
     work: AdaptationTrials | TrainingTrials
     title, jobs = "Search of training (%)", []
     if search.trains:
@@ -322,7 +274,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
         if search.ranges and shares:
             raise ConfigError(
                 "--workers and --shard do not work with search.ranges, whose trials depend on "
-                "earlier scores; remove them, or use search.grid or search.points"
+                "earlier scores; remove them and start the command several times with --storage"
             )
         chosen = {"samples": read_samples(options.samples), "allow_seen": options.allow_seen}
         chosen |= {"backbone": options.backbone, "splits": ("dev",)}
@@ -350,21 +302,24 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
             diverged.report()
             return
 
-        def evaluate(values: Values) -> float:
-            nonlocal n_tried
-            name, score = trial_name(values), -math.inf
-            work.run(values, places / name, count, diverged)
-            results = work.results(places / name)
-            n_tried += 1
+        def keep(trial: Trial) -> None:
+            name = trial_name(trial.values)
             trials.pop(name, None)  # trials of this start come last, in order
-            if results:
-                trials[name] = Trial(values, results)
-                score = trials[name].score
+            if trial.results:
+                trials[name] = trial
                 write_trials(folder / "trials.csv", list(trials.values()))
                 write_text(folder / "best.yaml", best_fragment(list(trials.values())))
-            said = f"dev {100 * score:.1f}" if results else "diverged"
+
+        def evaluate(values: Values) -> tuple[float, TrialResults]:
+            nonlocal n_tried
+            name = trial_name(values)
+            work.run(values, places / name, count, diverged)
+            trial = Trial(values, work.results(places / name))
+            n_tried += 1
+            keep(trial)
+            said = f"dev {100 * trial.score:.1f}" if trial.results else "diverged"
             status.print(f"{n_tried} of {n_trials}: {name}: {said}")
-            return score
+            return trial.score if trial.results else -math.inf, trial.results
 
         refusal = ConfigError(
             f"another mttl search is writing to '{folder}'; wait for it, or choose another folder "
@@ -372,7 +327,15 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
         )
         with locked(folder / ".lock", refusal):
             if search.ranges:
-                search_ranges(search, evaluate, jobs=jobs, journal=folder / "optuna.journal")
+                storage, origin, place = folder / "optuna.journal", "", ""
+                if options.storage:
+                    storage, origin = options.storage, origin_of(folder, *work.may_change)
+                    place = f"{platform.node()}:{folder.resolve()}"
+                study = open_study(search, jobs, storage, origin)
+                if options.storage:
+                    status.print(f"study {study.study_name}: {len(study.trials)} trials so far")
+                for values, results in search_ranges(search, evaluate, study, place):
+                    keep(Trial(values, results))
             for values in points:
                 evaluate(values)
     check_still_there(RunFolder(folder))

@@ -3,13 +3,15 @@
 mttl export runs/crossfit --task verb_past --out adapters/verb_past
 mttl export runs/crossfit --task verb_past --rank 8 --out adapters/small
 mttl export runs/crossfit --all --out adapters
+mttl export runs/crossfit --vllm --out served
 mttl export runs/crossfit --inventory --out adapters/poly
 
 A task's mixture, the average of all skills or a single skill becomes an equivalent adapter: PEFT's
 LoRA, IA3 or prompt tuning, or AdapterHub's bottleneck adapter. The whole inventory with its router
 becomes a Poly adapter. A trained backbone is written to OUT/base_model; with --all the adapters
-OUT/TASK of all tasks share it. Each folder also has a tokenizer whose chat template formats prompts
-as in training, the run's generation settings, and a model card with example code.
+OUT/TASK of all tasks share it. With --vllm they are LoRA, and OUT/README.md has the command of vLLM
+that serves them. Each folder also has a tokenizer whose chat template formats prompts as in
+training, the run's generation settings, and a model card with example code.
 """
 
 import argparse
@@ -55,6 +57,8 @@ def _declare(parser: CommandParser) -> None:
     which.add_argument("--task", metavar="NAME", help="export the mixture of a task of the run")
     help = "export every task, with a common base model"
     which.add_argument("--all", action="store_true", help=help)
+    help = "export every task as LoRA for vllm serve, with its command"
+    which.add_argument("--vllm", action="store_true", help=help)
     which.add_argument("--average", action="store_true", help="export the average of all skills")
     which.add_argument("--skill", type=int, metavar="K", help="export one skill, numbered from 0")
     which.add_argument("--inventory", action="store_true", help="export all skills and the router")
@@ -69,12 +73,14 @@ def main(options: argparse.Namespace) -> None:
     """Export the adapters."""
     if options.rank is not None and options.inventory:
         raise ConfigError("--rank does not work with --inventory; remove it")
+    options.all |= options.vllm
     check_run_task(options.task, options.run)
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import PromptExport, scores_of
     from mttl.library.member_sources import lasting_name
     from mttl.merging.check_written import check_written, write_model
     from mttl.merging.fold import strip, unfold
+    from mttl.peft_format.vllm import vllm_rank
 
     built = load_run(options.run, backbone=options.backbone)
     if options.inventory or options.task or options.all:
@@ -92,10 +98,12 @@ def main(options: argparse.Namespace) -> None:
     scores = () if mixed else scores_of(options.run, built.tasks)
     cut = f" Truncated to rank {options.rank}"
     cut += "; the scores are those of the run at full rank." if scores else "."
-    exact, kind = True, "lora"
+    exact, kind, most_rank = True, "lora", 0
     with new_folder(options.out) as temporary:
         for export in exports(built, options, base):
             folder, exact = temporary / export.folder, exact and export.exact
+            if options.vllm:
+                most_rank = max(most_rank, vllm_rank(export.folder, export.adapter))
             export.adapter.write(folder)
             if export.adapter.library == "peft":
                 bare = strip(built.model)
@@ -117,6 +125,7 @@ def main(options: argparse.Namespace) -> None:
                 base=base,
                 about=about + ("" if exact else cut),
                 scores=scores,
+                vllm_rank=most_rank,
             )
         if trained:
             bare, probe = strip(built.model).backbone, not options.no_probe

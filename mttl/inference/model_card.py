@@ -6,6 +6,7 @@ The card describes the weights, their scores, and how to use them.
 import copy
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,7 @@ class Card:
     template: QuestionTemplate | None = None
     scores: Sequence[dict[str, str]] = ()  # rows of ``results.csv``
     inputs: Mapping[str, str] = field(default_factory=dict)  # templates of inputs by task
+    vllm_rank: int = 0  # of ``--max-lora-rank``; 0 if the adapters are not for vLLM
 
     def write(self, folder: Path) -> None:
         """Write ``README.md`` into a folder."""
@@ -77,7 +79,7 @@ class Card:
         parts = ["\n".join(["---", *lines, "---"]), f"# {Path(self.place).name}", self.about]
         parts += [f"Base model: `{self.base}`", self._scores()]
         parts += ["## Usage", f"```python\n{self.code()}\n```", self._form()]
-        parts += [f"Written by mttl {VERSION}."]
+        parts += [self._vllm(), f"Written by mttl {VERSION}."]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def code(self) -> str:
@@ -130,6 +132,27 @@ class Card:
         generated += ', inputs["input_ids"].shape[1] :]' if self.decoder_only else "]"
         shown = "print(tokenizer.decode(answer, skip_special_tokens=True).strip())"
         return "\n".join([*lines, f"answer = {generated}", shown])
+
+    def _vllm(self) -> str:
+        """Return the command of vLLM that serves the tasks."""
+        if not self.vllm_rank:
+            return ""
+        assert self.template is not None
+        command = ["vllm", "serve", self.base, "--tokenizer", self.place]
+        command += ["--generation-config", self.place]
+        asked = 'completions`, with the ids of the code above as "prompt"'
+        if self.template.exact:
+            command += ["--chat-template", f"{self.place}/chat_template.jinja"]
+            named = ', "chat_template_kwargs": {"task": TASK}'
+            asked = "chat/completions`" + named * (len(self.template.prompt_prefixes) > 1)
+        command += ["--enable-lora", "--max-lora-rank", str(self.vllm_rank)]
+        command += ["--max-loras", str(len(self.tasks)), "--lora-modules"]
+        command += [f"{task}={self.place}/{task}" for task in self.tasks]
+        return (
+            f"## Serve with vLLM\n\n```bash\n{shlex.join(command)}\n```\n\n"
+            f'Requests: `/v1/{asked}, "model": TASK, "temperature": 0. vLLM computes in 16 bits '
+            "without beams, so answers can differ. Fewer `--max-loras` need less memory."
+        )
 
     def _prompt_section(self, task: str) -> list[str]:
         assert self.template is not None

@@ -16,17 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mttl.inference.mixture_name import MIXTURE, shares_of
 from mttl.io.errors import MttlError, TaskError, nearest
 from mttl.io.reading import parse_json
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.protocol import (
-    MIXTURE,
     ApiError,
     ChatRequest,
     CompletionRequest,
     Reply,
     parse_request,
-    shares_of,
 )
 from mttl.serving.request_queue import RequestQueue, ServerMetrics
 from mttl.serving.served_task import ServedTask, conversation
@@ -127,10 +126,10 @@ class Service:
 
     def _mixture(self, name: str) -> ServedTask:
         """Return a mixture of tasks of one model."""
-        shares = shares_of(name)
-        parts = [self.task(task) for task in shares]
-        first = parts[0]
         try:
+            shares = shares_of(name)
+            parts = [self.task(task) for task in shares]
+            first = parts[0]
             if any(task.predictor is not first.predictor for task in parts):
                 raise TaskError("tasks of different models cannot be mixed")
             named = zip((task.name for task in parts), shares.values(), strict=True)

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from mttl.inference.mixture_name import MIXTURE
 from mttl.io.errors import MttlError, nearest
 from mttl.io.reading import shown
 from mttl.serving.generation_request import Piece, ScoredToken
@@ -73,27 +74,11 @@ NEUTRAL: dict[str, Container[Any] | None] = {
 }
 
 
-MIXTURE = "mix:"  # beginning of the name of a mixture: mix:task_a=0.7,task_b=0.3
-
-
 def mixture_name(model: Any) -> Any:
     """Return the name of a mixture that is given as an object of shares."""
     if not isinstance(model, dict):
         return model
     return MIXTURE + ",".join(f"{task}={share}" for task, share in model.items())
-
-
-def shares_of(name: str) -> dict[str, float]:
-    """Return the tasks and shares in the name of a mixture."""
-    parts = [part.rpartition("=") for part in name.removeprefix(MIXTURE).split(",")]
-    try:
-        shares = {task.strip(): float(share) for task, _, share in parts}
-    except ValueError:
-        shares = {}
-    if len(shares) < len(parts):
-        problem = f"'{shown(name)}' must have the form mix:task_a=0.7,task_b=0.3, each task once"
-        raise ApiError(400, problem, param="model")
-    return shares
 
 
 Text = Annotated[str, Field(min_length=1)]

@@ -1,7 +1,6 @@
 """Trials: their points, scores and files."""
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,16 @@ from helpers.command import read_csv
 from mttl.adaptation.plan import FewShotJob, FewShotResult, Results
 from mttl.adaptation.search import (
     Trial,
-    Values,
     best_fragment,
     finished_trials,
     grid_points,
     job_results,
     note_values,
     ranked,
-    search_ranges,
     trial_name,
     trials_table,
     write_trials,
 )
-from mttl.config.schema import Range, Search
 from mttl.io import yaml12
 from mttl.io.errors import MttlError
 
@@ -107,83 +103,3 @@ def test_only_whole_trials_are_read_back(tmp_path: Path) -> None:
     (tmp_path / "0" / "values.json").write_text("{")
     with pytest.raises(MttlError, match=r"values\.json, line 1"):
         found(jobs)
-
-
-JOBS = [FewShotJob("a", 13, 1)]
-RANGES = {
-    "adapt.lr": Range(low=1e-4, high=1e-1, log=True),
-    "adapt.max_steps": Range(low=10, high=20),
-}
-
-
-class Evaluator:
-    """Scores a trial by its distance from lr 1e-2; can be interrupted."""
-
-    def __init__(self, interrupt_at: int | None = None) -> None:
-        self.seen: list[Values] = []
-        self.interrupt_at = interrupt_at
-
-    def __call__(self, values: Values) -> float:
-        if len(self.seen) == self.interrupt_at:
-            raise KeyboardInterrupt
-        self.seen.append(values)
-        return -abs(math.log10(values["adapt.lr"]) + 2)
-
-
-def search(journal: Path, evaluate: Evaluator, n_trials: int, seed: int = 13, jobs=JOBS) -> None:
-    if sys.modules.get("optuna", "") is not None:
-        pytest.importorskip("optuna")
-    given = Search(ranges=RANGES, trials=n_trials, seed=seed)
-    search_ranges(given, evaluate, jobs=jobs, journal=journal)
-
-
-def test_draws_lie_in_their_ranges_and_whole_numbers_stay_whole(tmp_path: Path) -> None:
-    evaluate = Evaluator()
-    search(tmp_path / "journal", evaluate, 15)
-    assert all(1e-4 <= values["adapt.lr"] <= 1e-1 for values in evaluate.seen)
-    assert all(type(values["adapt.max_steps"]) is int for values in evaluate.seen)
-    assert len({values["adapt.lr"] for values in evaluate.seen}) == 15
-
-
-def test_an_interrupted_search_ends_like_a_whole_one(tmp_path: Path) -> None:
-    """Interrupted among the random draws, then among those of the estimator (after ten)."""
-    whole, last = Evaluator(), Evaluator()
-    search(tmp_path / "whole", whole, 14)
-    for place in (3, 12):
-        with pytest.raises(KeyboardInterrupt):
-            search(tmp_path / "parts", Evaluator(interrupt_at=place), 14)
-    search(tmp_path / "parts", last, 14)
-    assert last.seen == whole.seen
-    assert [list(values) for values in last.seen] == [list(RANGES)] * 14  # names of folders
-
-
-def test_what_a_killed_search_leaves_stops_no_other(tmp_path: Path) -> None:
-    """Optuna's lock, and a line of the journal that was cut off."""
-    whole, last = Evaluator(), Evaluator()
-    search(tmp_path / "whole", whole, 4)
-    journal = tmp_path / "journal"
-    search(journal, Evaluator(), 2)
-    (tmp_path / "journal.lock").symlink_to(journal)
-    with journal.open("ab") as file:
-        file.write(b'{"op_code": 4, "worker_i')
-    search(journal, last, 4)
-    assert last.seen == whole.seen
-    fewer = Evaluator()
-    search(journal, fewer, 3)
-    assert fewer.seen == whole.seen[:3]
-
-
-def test_other_seeds_and_jobs_begin_anew(tmp_path: Path) -> None:
-    first, seeded, other = Evaluator(), Evaluator(), Evaluator()
-    search(tmp_path / "journal", first, 6, seed=13)
-    search(tmp_path / "journal", seeded, 6, seed=14)  # neighbouring seeds share no draw
-    assert not {x["adapt.lr"] for x in first.seen} & {x["adapt.lr"] for x in seeded.seen}
-    # The same draws, for other jobs: scores of different jobs must not be compared.
-    search(tmp_path / "journal", other, 1, jobs=[FewShotJob("b", 13, 1)])
-    assert other.seen == first.seen[:1]
-
-
-def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(MttlError, match="pip install optuna"):
-        search(tmp_path / "journal", Evaluator(), 1)

@@ -135,6 +135,8 @@ def test_workers_share_the_jobs_of_every_trial(
     for option in (["--workers", "2"], ["--shard", "1/2"]):
         said = refused(search.main, *arguments(folder, tmp_path / "drawn", RANGES), *option)
         assert "--workers and --shard do not work with search.ranges, whose trials" in said
+    said = refused(search.main, *arguments(folder, tmp_path / "s", GRID), "--storage", "a.log")
+    assert "--storage shares the trials of search.ranges; share those of search.grid" in said
 
 
 def test_what_is_finished_is_not_repeated(folder, tmp_path, started, monkeypatch) -> None:
@@ -185,6 +187,23 @@ def test_ranges_go_on_where_they_stopped(folder, tmp_path, started) -> None:
     assert trials(tmp_path)[:2] == first
     assert len(started) == 3 * len(NEW) * 2
     assert (tmp_path / "optuna.journal").is_file()
+
+
+def test_folders_share_a_storage(folder, tmp_path, started) -> None:
+    """The second does nothing but write what the first has found."""
+    pytest.importorskip("optuna")
+    shared = ["--storage", f"sqlite:///{tmp_path}/study.db"]
+    for name in ("one", "two"):
+        given = arguments(folder, tmp_path / name, RANGES, "search.trials=3")
+        assert search.main([*given, *shared]) == 0
+    assert len(started) == 3 * len(NEW) * 2
+    assert not (tmp_path / "two" / "trials").exists()
+    for file in ("trials.csv", "best.yaml"):
+        assert (tmp_path / "one" / file).read_text() == (tmp_path / "two" / file).read_text()
+    # Trials with other settings are another study.
+    given = arguments(folder, tmp_path / "three", RANGES, "search.trials=3", "adapt.warmup=0.5")
+    assert search.main([*given, *shared]) == 0
+    assert len(started) == 6 * len(NEW) * 2
 
 
 def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from mttl.data.prompt_form import PromptForm
+from mttl.inference.mixture_name import shares_of
+from mttl.io.errors import TaskError
 from mttl.serving.protocol import (
     NEUTRAL,
     ApiError,
@@ -12,7 +14,6 @@ from mttl.serving.protocol import (
     CompletionRequest,
     StreamOptions,
     parse_request,
-    shares_of,
 )
 from mttl.serving.served_task import conversation
 
@@ -142,5 +143,5 @@ def test_mixtures_are_names_or_objects() -> None:
     assert request.model == "mix:a=0.7,b=3"
     assert shares_of(request.model) == shares_of("mix: a=0.7 , b=3e0") == shares
     for wrong in ("mix:", "mix:a", "mix:a=0.5,a=0.5", "mix:a=x"):
-        with pytest.raises(ApiError, match="must have the form mix:"):
+        with pytest.raises(TaskError, match="must have the form mix:"):
             shares_of(wrong)

@@ -1,0 +1,98 @@
+"""Evaluate a task of a run on benchmarks of the LM Evaluation Harness (lm_eval).
+
+mttl eval runs/crossfit --as verb_past --tasks hellaswag arc_easy
+mttl eval runs/crossfit --as mix:verb_past=0.7,noun_plural=0.3 --tasks my_task --include-path tasks
+
+The model with the skills of a task, or of a mixture of tasks, answers the harness's prompts as they
+are. It needs `pip install "lm_eval[hf]"`.
+"""
+
+import argparse
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from mttl.checkpoints.inventory_files import check_named
+from mttl.commands.name_checks import check_run_task
+from mttl.commands.options import LIST, NATURAL, POSITIVE, CommandParser, command
+from mttl.inference.mixture_name import MIXTURE, shares_of
+from mttl.io.errors import ConfigError, TaskError, nearest, raised_as
+from mttl.io.files import write_text
+from mttl.runtime.command import make_console
+from mttl.runtime.libraries import check_libraries
+
+
+def _declare(parser: CommandParser) -> None:
+    parser.add_source(required=False)
+    parser.add_adapted()
+    add = parser.read.add_argument
+    help = "task whose skills answer, or a mixture such as mix:a=0.7,b=0.3"
+    add("--as", dest="name", required=True, metavar="TASK", help=help)
+    help = "tasks, groups or patterns of the harness"
+    add("--tasks", required=True, **LIST, metavar="NAME", help=help)
+    help = "folder with further task definitions of the harness"
+    add("--include-path", type=Path, metavar="DIR", help=help)
+    add = parser.work.add_argument
+    add("--few-shot", **NATURAL, help="examples before each question (as the tasks define)")
+    add("--limit", **POSITIVE, help="only the first rows of each task (all)")
+    add("--batch-size", **POSITIVE, default=16, help="rows per batch (%(default)s)")
+    parser.add_out("JSON file with all results", metavar="FILE", required=False)
+
+
+@command(_declare)
+def main(options: argparse.Namespace) -> None:
+    """Evaluate, print the harness's table and write the results."""
+    check_named(options.source, options.adapted)
+    name, place = options.name, f"--as '{options.name}'"
+    with raised_as(TaskError, place, TaskError):
+        for task in shares_of(name) if name.startswith(MIXTURE) else [name]:
+            check_run_task(task, *filter(None, [options.source]), *options.adapted)
+    if options.include_path is not None and not options.include_path.is_dir():
+        raise ConfigError(f"--include-path '{options.include_path}' is not a folder")
+    check_libraries("lm_eval", "accelerate")
+    from lm_eval import simple_evaluate  # type: ignore[import-not-found]
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
+    from lm_eval.utils import handle_non_serializable, make_table  # type: ignore[import-not-found]
+
+    from mttl.assembly.load_tasks import load_tasks
+    from mttl.inference.task_model import TaskModel
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    manager = TaskManager(include_path=options.include_path)
+    for wanted in options.tasks:
+        if not manager.match_tasks([wanted]):
+            raise TaskError(f"lm_eval has no task '{wanted}'.{nearest(wanted, manager.all_tasks)}")
+    models, _ = load_tasks(options.source, options.adapted, options.backbone)
+    with raised_as(TaskError, place, TaskError):
+        model = TaskModel(models, name)
+    found: Any = simple_evaluate(
+        harness_model(model, options.batch_size),
+        tasks=manager.match_tasks(options.tasks),
+        task_manager=manager,
+        num_fewshot=options.few_shot,
+        limit=options.limit,
+        log_samples=False,
+    )
+    if options.out is not None:
+        write_text(options.out, json.dumps(found, indent=2, default=handle_non_serializable) + "\n")
+    for part in filter(found.get, ("results", "groups")):
+        make_console().print(make_table(found, part), markup=False, soft_wrap=True)
+
+
+def harness_model(model: Any, batch_size: int) -> Any:
+    """Return a `TaskModel` for lm_eval; ConfigError if routing reads what lm_eval joins or pads."""
+    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found]
+
+    run = model.run
+    if "prompts" in run.model.router.seen:
+        raise ConfigError("the router reads prompts, which lm_eval joins with answers; use predict")
+    if run.model.routes_tokens and batch_size > 1:
+        raise ConfigError("the run routes tokens, also those of padding; set --batch-size 1")
+    return HFLM(
+        pretrained=model,
+        tokenizer=run.tokenizer,
+        backend="causal" if run.decoder_only else "seq2seq",
+        add_bos_token=False if run.decoder_only else None,  # as in training
+        batch_size=batch_size,
+    )
