@@ -26,6 +26,7 @@ class RoutingView:
         trails: Routing weights of adapted tasks over their adaptation, by name.
         members: Names of the skills if they are members of a library, equal in all groups.
         tokens: Experts that the run's tokens chose, for the page.
+        policies: Whether the tasks are levels that policies play.
     """
 
     record: RoutingRecord
@@ -33,6 +34,7 @@ class RoutingView:
     trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
     members: tuple[str, ...] = ()
     tokens: TokenRoutingRecord | None = None
+    policies: bool = False
 
     @property
     def name(self) -> str:
