@@ -26,6 +26,7 @@ class RoutingView:
     trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
     members: tuple[str, ...] = ()  # names of skills that are members of a library
     tokens: TokenRoutingRecord | None = None  # for the page
+    policies: bool = False  # tasks are levels that policies play
 
     @property
     def name(self) -> str:

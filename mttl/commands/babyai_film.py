@@ -1,18 +1,22 @@
 """Record films of evaluation episodes, played by the trained policies of a run.
 
+mttl babyai film runs/babyai
 mttl babyai film runs/babyai --level GoToObj --out goto.gif
 mttl babyai film runs/babyai --level GoToObj --episode 3 --episode 8 --out goto.gif
 mttl babyai film runs/babyai --level GoToObj --level GoToLocal --out levels.gif
 
 Episodes are numbered from 0 as in the evaluation after training. Several episodes give one film
-each (goto-3.gif, goto-8.gif); several levels are shown in one film as a grid. Each frame has the
+each (goto-3.gif, goto-8.gif). Without --out, each level has a film in RUN/plots/films, which mttl
+explore shows; with --out, several levels are shown in one film as a grid. Each frame has the
 mission, step and action, and bars with the skill weights of the level.
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
 
-from mttl.commands.name_checks import check_run_task
+from mttl.checkpoints.inventory_files import inventory_folder
+from mttl.commands.name_checks import check_run_task, run_tasks
 from mttl.commands.options import NATURAL, CommandParser, command
 from mttl.io.errors import MttlError, raised_as
 from mttl.runtime.command import make_console
@@ -23,24 +27,24 @@ ENDINGS = (".gif", ".mp4")
 def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     add = parser.work.add_argument
-    help = "level that the run was trained on; may be repeated"
-    add("--level", action="append", required=True, help=help)
+    help = "level that the run was trained on (all); may be repeated"
+    add("--level", action="append", help=help)
     help = "number of an episode (0); may be repeated"
     add("--episode", **NATURAL, action="append", help=help)
     add("--sampled", action="store_true", help="sample actions instead of taking the most probable")
-    add = parser.written.add_argument
-    add("--out", type=Path, required=True, metavar="FILE", help="film to write, .gif or .mp4")
+    help = "film to write, .gif or .mp4 (RUN/plots/films/LEVEL.gif)"
+    parser.written.add_argument("--out", type=Path, metavar="FILE", help=help)
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Play and film all requested episodes."""
-    levels = list(dict.fromkeys(options.level))
+    levels = list(dict.fromkeys(options.level or run_tasks(options.run)))
     episodes = list(dict.fromkeys(options.episode or [0]))
     problem = ""
-    if options.out.suffix not in ENDINGS:
+    if options.out and options.out.suffix not in ENDINGS:
         problem = f"'{options.out}' must end in {' or '.join(ENDINGS)} (--out)"
-    elif len(levels) > 1 and len(episodes) > 1:
+    elif options.out and len(levels) > 1 and len(episodes) > 1:
         problem = "--episode: give one number only, because several levels share one film"
     if problem:
         raise MttlError(problem)
@@ -58,12 +62,13 @@ def main(options: argparse.Namespace) -> None:
     choose = "sampled" if options.sampled else "greedy"
     weights = as_rows(model.router.matrix())
     shares = matched(weights, align_groups(weights)).mean(0).tolist()  # of skills, by level
-    for number in episodes:
-        path = options.out
+    films = inventory_folder(options.run).absolute().parent / "plots" / "films"
+    shown = {options.out: levels} if options.out else {films / f"{x}.gif": [x] for x in levels}
+    for (path, own), number in product(shown.items(), episodes):
         if len(episodes) > 1:
             path = path.with_stem(f"{path.stem}-{number}")
         played = []
-        for level in levels:
+        for level in own:
             task = known.index(level)
             actions, success = play_episode(model, task, level, number, seed=seed, choose=choose)
             begun = slot_seed(seed, level, number, evaluation=True)

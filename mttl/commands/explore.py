@@ -6,10 +6,10 @@ mttl explore runs/crossfit --serve
 
 The page shows scores next to baselines, training curves, a map and a tree of the tasks, and the
 skills. Click a task to see its skills by layer, and its answers. It includes the results of mttl
-ablate and the paths of adapted tasks (mttl adapt --save); skills of further runs are matched to
-those of the first. With --serve the page is at http://127.0.0.1:8000/ until Ctrl-C, and no file is
-written. It then has a form to query the run with the skills of a task, a mixture of tasks, or
-custom weights. This needs `pip install fastapi uvicorn`.
+ablate, the films of mttl babyai film and the paths of adapted tasks (mttl adapt --save); skills of
+further runs are matched to those of the first. With --serve the page is at http://127.0.0.1:8000/
+until Ctrl-C, and no file is written. It then has a form to query the run with the skills of a task,
+a mixture of tasks, or custom weights. This needs `pip install fastapi uvicorn`.
 """
 
 import argparse

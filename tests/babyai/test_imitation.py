@@ -1,5 +1,9 @@
 """`mttl train` with rl.demonstrations: policies that learn from a record, and films of them."""
 
+import base64
+import json
+import re
+import shutil
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -9,6 +13,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 from mttl.commands import babyai_film as FILM
+from mttl.commands import explore as EXPLORE
 from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
@@ -136,6 +141,18 @@ def test_films_show_every_step(whole, tmp_path, capsys) -> None:
         assert duration / 1000 == len(actions) / 4 + 1
         outcome = "success" if success else "no success"
         assert f"episode {episode}: {outcome} in {len(actions)} steps" in line
+
+
+def test_explore_shows_the_films_of_all_levels(whole, tmp_path) -> None:
+    run = shutil.copytree(whole.path, tmp_path / "run")
+    assert FILM.main([str(run)]) == EXPLORE.main([str(run)]) == 0
+    page = (run / "plots" / "explore.html").read_text()
+    (data,) = re.findall(r'id="data">(.*?)</script>', page)
+    for level in json.loads(data)["runs"][0]["tasks"]:
+        (film,) = level["films"]
+        path = run / "plots" / "films" / f"{level['name']}.gif"
+        assert base64.b64decode(film["gif"]) == path.read_bytes()
+    assert "Success rates of levels" in page
 
 
 @pytest.mark.parametrize(

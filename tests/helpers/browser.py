@@ -28,7 +28,9 @@ OPTIONS = (
 SELECTOR = "css selector"
 # Keys as WebDriver names them.
 ENTER, HOME, RIGHT, DOWN, UP, CONTROL = (chr(0xE000 + n) for n in (7, 0x11, 0x14, 0x15, 0x13, 9))
-UNNAMED = """const all = document.querySelectorAll('svg, canvas, button, select, input, textarea');
+TAB, ESCAPE = (chr(0xE000 + n) for n in (4, 12))
+UNNAMED = """const all = document.querySelectorAll(
+        'svg:not([aria-hidden]), canvas, button, select, input, textarea');
     return [...all].filter((one) => !(one.getAttribute('aria-label') || one.textContent.trim()
         || (one.labels && one.labels.length))).map((one) => one.outerHTML)"""
 

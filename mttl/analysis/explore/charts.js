@@ -9,22 +9,23 @@ function bar(score) {
     ...known.map(([name, value]) => html("i", { class: name, style: `left: ${Math.max(0, Math.min(99, 100 * value))}%` })));
 }
 
-function gain(score) {
-  return score ? score.score - Math.max(0, ...Object.values(score.baselines)) : -2;
+/** The number of the last column: the difference to the best baseline, or the steps of an episode. */
+function last(task) {
+  const [score, steps] = task?.scores ?? [];
+  if (TASK === "level") return steps?.score ?? null;
+  return score && Object.keys(score.baselines).length ? 100 * (score.score - Math.max(0, ...Object.values(score.baselines))) : null;
 }
 
-/** A cell with the difference of a score to the best baseline. */
-function gained(task) {
-  const score = task?.scores[0];
-  const known = score && Object.keys(score.baselines).length;
-  return html("td", { class: "number" }, known ? `${gain(score) > 0 ? "+" : ""}${per(gain(score))}` : "");
+function lastCell(task) {
+  const value = last(task), sign = TASK === "task" && value > 0 ? "+" : "";
+  return html("td", { class: "number" }, value === null ? "" : `${sign}${value.toFixed(1)}`);
 }
 
 function sorted(shown) {
   const score = (name) => findTask(runs[0], name)?.scores[0];
   const keys = {
     name: (name) => name, category: (name) => anyTask(name).category,
-    score: (name) => -(score(name)?.score ?? -2), gain: (name) => -gain(score(name)),
+    score: (name) => -(score(name)?.score ?? -2), last: (name) => -(last(findTask(runs[0], name)) ?? -200),
   };
   if (!keys[state.sort]) return shown;
   const key = keys[state.sort];
@@ -34,21 +35,22 @@ function sorted(shown) {
 
 function drawScores() {
   const sorts = (key, text, columns = 1) => html("th", { scope: "col", colspan: columns, "aria-sort": state.sort === key ? (state.down ? "descending" : "ascending") : null },
-    html("button", { type: "button", onclick: () => sortBy(key) }, text));
+    html("button", { type: "button", "data-key": `sort-${key}`, onclick: () => sortBy(key) }, text));
   const split = runs[0].tasks[0].scores[0]?.split ?? "";
-  const head = html("tr", {}, sorts("name", "task"), sorts("category", "category"),
+  const head = html("tr", {}, sorts("name", TASK), sorts("category", terms.category),
     ...runs.flatMap((run, number) => [
       number ? html("th", { scope: "col", colspan: 2 }, run.name) : sorts("score", several ? run.name : split, 2),
-    ]), several ? null : sorts("gain", "gain"));
-  const rows = sorted(names.filter(visible)).map((name) => html("tr", { class: name === state.task ? "chosen" : null },
-    html("th", { scope: "row" }, taskButton(name)), html("td", {}, anyTask(name).category),
+    ]), several ? null : sorts("last", terms.last));
+  const shown = sorted(names.filter(visible)), rows = shown.map((name) => html("tr", { class: name === state.task ? "chosen" : null },
+    html("th", { scope: "row" }, taskButton(name, { tabindex: -1 })), html("td", {}, anyTask(name).category),
     ...runs.flatMap((run) => {
       const score = findTask(run, name)?.scores[0];
       return score ? [html("td", {}, bar(score)), html("td", { class: "number" }, per(score.score))] : [html("td"), html("td")];
-    }), several ? null : gained(findTask(runs[0], name))));
+    }), several ? null : lastCell(findTask(runs[0], name))));
   const means = runs.every((run) => !run.mean.length) ? "" : html("tr", {}, html("th", { scope: "row" }, "mean"), html("td"),
-    ...runs.flatMap((run) => (run.mean[0] ? [html("td", {}, bar(run.mean[0])), html("td", { class: "number" }, per(run.mean[0].score))] : [html("td"), html("td")])), several ? null : gained({ scores: runs[0].mean }));
+    ...runs.flatMap((run) => (run.mean[0] ? [html("td", {}, bar(run.mean[0])), html("td", { class: "number" }, per(run.mean[0].score))] : [html("td"), html("td")])), several ? null : lastCell({ scores: runs[0].mean }));
   byId("scores").replaceChildren(html("table", {}, html("thead", {}, head), html("tbody", {}, means, ...rows)));
+  byId("scores").onkeydown = (event) => climb(event, shown);
 }
 
 // Lines over steps.
@@ -93,8 +95,8 @@ const runKey = (number) => ["━", "╍", "┈"][Math.floor(number / 4) % 3];
 
 function drawCurves() {
   const kinds = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))], room = byId("curves").clientWidth;
-  const width = room < 500 ? room : Math.floor(room / 2) - 6;
-  const legend = several ? html("p", { style: "flex-basis: 100%" }, ...runs.map((run, number) => html("span", { style: `color: ${runColour(number)}; margin-right: 14px` }, `${runKey(number)} ${run.name}`))) : "";
+  const width = Math.floor(room / Math.max(1, Math.round(room / 400))) - 12;
+  const legend = several ? html("p", { style: "flex-basis: 100%; max-width: none" }, ...runs.map((run, number) => html("span", { style: `color: ${runColour(number)}; margin-right: 14px` }, `${runKey(number)} ${run.name}`))) : "";
   byId("curves").replaceChildren(legend, ...kinds.map((kind) => lineChart(kind,
     runs.flatMap((run, number) => (run.curves[kind] ? [{ name: run.name, colour: runColour(number), dash: runDash(number), points: run.curves[kind] }] : [])), { width })));
   if (!kinds.length) byId("curves").append(html("p", {}, "The run has no metrics.csv."));
@@ -103,7 +105,7 @@ function drawCurves() {
 // The map.
 
 function drawMap(run) {
-  const [width, height, edge] = [Math.max(300, Math.min(480, byId("maps").clientWidth)), 380, 26];
+  const [width, height, edge] = [Math.max(300, Math.min(560, byId("maps").clientWidth)), 400, 26];
   const now = run.places[stepOf(run)];
   const adapted = run.tasks.slice(run.nTasks);
   const all = [...run.places.flat(), ...adapted.flatMap((task) => task.trail)];
@@ -117,9 +119,8 @@ function drawMap(run) {
   const chosen = run.number.get(state.task);
   const near = chosen === undefined ? [] : run.tasks[chosen].nearest.map(([other]) => other);
   const matching = names.filter(visible);
-  const named = new Set([chosen, ...near]);
-  if (matching.length <= 12) for (const name of matching) named.add(run.number.get(name));
-  const drawn = svg("svg", { viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "group", "aria-label": `Map of ${run.tasks.length} tasks of ${run.name}. Arrow keys go to the next task in a direction.`, onkeydown: (event) => walk(event, run, spots) },
+  const named = new Set([chosen, ...near, ...matching.map((name) => run.number.get(name))]);
+  const drawn = svg("svg", { viewBox: `0 0 ${width} ${height}`, tabindex: 0, "data-key": `maps${runs.indexOf(run)}`, role: "group", "aria-label": `Map of ${count(run.tasks.length, TASK)} of ${run.name}. Arrow keys go to the next ${TASK} in a direction.`, onkeydown: (event) => walk(event, run, spots) },
     svg("text", { class: "soft", x: width - 4, y: height - 4, "text-anchor": "end" }, `component 1 (${(100 * run.shares[0]).toFixed(0)} %)`),
     svg("text", { class: "soft", x: 4, y: 12 }, `component 2 (${(100 * run.shares[1]).toFixed(0)} %)`),
     ...adapted.map((task) => {
@@ -129,20 +130,20 @@ function drawMap(run) {
     }),
     ...run.tasks.map((task, number) => {
       const [x, y] = spots[number];
-
       const classes = ["task", "moves", number === chosen ? "chosen" : "", visible(task.name) ? "" : "faded"].join(" ");
       return svg("g", { class: classes, "data-task": task.name, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`, style: `--f: ${look(task.name)[0]}; --c: ${look(task.name)[1]}`,
         onclick: () => select(task.name), onpointermove: (event) => tip(event, `${task.name}\n${task.category}`), onpointerleave: (event) => tip(event) }, marker(task.name));
     }),
     ...adapted.map((task) => svg("circle", { class: "start", cx: at(task.trail[0])[0], cy: at(task.trail[0])[1], r: 4, "pointer-events": "none" })),
-    ...placed([...named].filter((number) => number !== undefined).map((number) => [run.tasks[number].name, ...spots[number]]), spots, width, height)
-      .map(([name, x, y, anchor]) => svg("text", { class: `task${name === state.task ? " chosen" : ""}`, x, y, "text-anchor": anchor, style: `--c: ${look(name)[1]}`, "pointer-events": "none" }, name)));
+    ...placed([...named].filter((number) => number !== undefined).map((number) => [run.tasks[number].name, ...spots[number]]), spots, width, height, 1 + near.length)
+      .map(([name, x, y, anchor]) => svg("text", { class: `task${name === state.task ? " chosen" : ""}`, "data-task": name, x, y, "text-anchor": anchor, style: `--c: ${look(name)[1]}`, "pointer-events": "none" }, name)));
   return drawn;
 }
 
-/** Labels next to their points, clear of other points if possible; a label without room is left out. */
-function placed(labels, spots, width, height) {
-  const boxes = [], found = [], points = spots.map(([x, y]) => [x - 6, x + 6, y + 4]);
+/** Labels next to their points, without those that have no room; the first may cover other points. */
+function placed(labels, spots, width, height, nFirst) {
+  const boxes = [[0, 130, 12], [width - 130, width, height - 4]];  // names of the axes
+  const found = [], points = spots.map(([x, y]) => [x - 6, x + 6, y + 4]);
   for (const [name, x, y] of labels) {
     const long = 7 * name.length;
     const places = [0, -13, 13, -26, 26].flatMap((down) => [[x + 9, y + 4 + down, "start"], [x - 9, y + 4 + down, "end"]]).filter(([left, base, anchor]) => {
@@ -153,7 +154,7 @@ function placed(labels, spots, width, height) {
       const start = anchor === "start" ? left : left - long;
       return !taken.some((box) => start < box[1] && start + long > box[0] && Math.abs(base - box[2]) < 12);
     };
-    const best = places.find((place) => free(place, [...boxes, ...points])) ?? places.find((place) => free(place, boxes));
+    const best = places.find((place) => free(place, [...boxes, ...points])) ?? (found.length < nFirst || labels.length <= 12 ? places.find((place) => free(place, boxes)) : null);
     if (!best) continue;
     const [left, base, anchor] = best, start = anchor === "start" ? left : left - long;
     boxes.push([start, start + long, base]);
@@ -176,27 +177,27 @@ function walk(event, run, spots) {
     if (ahead > 0.5 && ahead + 2 * aside < best) [best, found] = [ahead + 2 * aside, number];
   });
   if (state.task === null) found = 0;
-  if (found !== null) select(run.tasks[found].name, "maps", runs.indexOf(run));
+  if (found !== null) select(run.tasks[found].name);
 }
 
 // Pictures with a row per task: the tree and the matrices.
 
-/** The up and down keys select the neighbouring row. */
-function climb(event, shown, place, side) {
-  const aside = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+/** The up and down keys select a neighbouring row. */
+function climb(event, shown) {
+  const aside = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, End: Infinity, Home: -Infinity }[event.key];
   if (!aside || !shown.length) return;
   event.preventDefault();
   const now = shown.indexOf(state.task);
-  select(shown[now < 0 ? 0 : Math.max(0, Math.min(shown.length - 1, now + aside))], place, side);
+  select(shown[now < 0 ? 0 : Math.max(0, Math.min(shown.length - 1, now + aside))]);
 }
 
 function drawTree(run) {
   const row = 16, reach = 1.04 * Math.max(...run.joints.flatMap(([, distances]) => distances), 1e-6);
   const shown = run.order.map((number) => run.tasks[number].name);
   const long = Math.max(...shown.map((name) => name.length));
-  const [tree, width] = [220, 220 + 20 + 7 * long];
+  const tree = byId("trees").clientWidth < 500 ? 90 : 220, width = tree + 20 + 7 * long;
   const x = (distance) => tree - (distance / reach) * (tree - 4), y = (place) => row * (place + 0.5), bottom = row * shown.length + 4;
-  const drawn = svg("svg", { viewBox: `0 0 ${width} ${bottom + 32}`, width, tabindex: 0, role: "group", "aria-label": `Tree of ${shown.length} tasks of ${run.name}. Up and down go from task to task.`, onkeydown: (event) => climb(event, shown, "trees", runs.indexOf(run)) },
+  const drawn = svg("svg", { viewBox: `0 0 ${width} ${bottom + 32}`, width, tabindex: 0, role: "group", "aria-label": `Tree of ${count(shown.length, TASK)} of ${run.name}. Up and down go from ${TASK} to ${TASK}.`, "data-key": `trees${runs.indexOf(run)}`, onkeydown: (event) => climb(event, shown) },
     ...run.joints.map(([places, distances]) => svg("path", { class: "branch", d: places.map((place, number) => `${number ? "L" : "M"}${x(distances[number]).toFixed(1)} ${y(place).toFixed(1)}`).join("") })),
     ...shown.map((name, place) => svg("g", { class: `task${name === state.task ? " chosen" : ""}${visible(name) ? "" : " faded"}`, style: `--f: ${look(name)[0]}; --c: ${look(name)[1]}`, "data-task": name, onclick: () => select(name) },
       marker(name, { transform: `translate(${tree + 6} ${y(place)}) scale(0.7)` }), svg("text", { class: "task", x: tree + 14, y: y(place) + 4 }, name))),
@@ -232,7 +233,7 @@ function drawMatrix(run) {
   const shown = [...run.order, ...run.tasks.keys()].filter((number, place) => place < run.nTasks || number >= run.nTasks).map((number) => run.tasks[number].name).filter(visible);
   const numbers = shown.map((name) => run.number.get(name));
   const labelled = 8 + 7 * Math.max(0, ...shown.map((name) => name.length)), n = run.ablation ? 2 : 1;
-  const wide = byId("matrices").clientWidth, room = (several ? Math.min(620, wide) : wide) - Math.min(labelled, 200) - 30;
+  const wide = byId("matrices").clientWidth, room = (several ? Math.min(620, wide) : wide) - Math.min(labelled, 0.4 * window.innerWidth) - 30;
   const row = 17, cell = Math.max(run.nSkills > 24 ? 3 : 12, Math.min(44, Math.floor(room / n / run.nSkills)));
   const own = state.layer === COMMON ? run.means : run.weights;
   const pictures = [["mixing weight", cells(shown.length, run.nSkills, cell, row, (place, skill) => between(CIVIDIS, (weight(run, numbers[place], skill) - own.low) / (own.high - own.low))),
@@ -243,23 +244,22 @@ function drawMatrix(run) {
     pictures.push([`${quantity} without it`, cells(shown.length, run.nSkills, cell, row, (place, skill) => (change(place, skill) === undefined ? "transparent" : aroundZero(change(place, skill), largest, lessIsWorse))),
       (place, skill) => (change(place, skill) === undefined ? "not measured" : signed(change(place, skill)))]);
   }
-  const labels = html("div", { style: `line-height: ${row}px; font-size: 12px; text-align: right; white-space: nowrap` },
-    ...shown.map((name) => html("div", { class: `name task${name === state.task ? " chosen" : ""}`, style: `--c: ${look(name)[1]}; height: ${row}px`, onclick: () => select(name) }, name)));
+  const labels = shown.map((name) => html("div", { class: `name task${name === state.task ? " chosen" : ""}`, "data-task": name, title: name, style: `--c: ${look(name)[1]}; height: ${row}px; line-height: ${row}px`, onclick: () => select(name) }, name));
   const every = Math.ceil(22 / cell);
   const columns = pictures.map(([title, canvas, value]) => {
     const place = (event) => {
       const box = canvas.getBoundingClientRect();
       return [Math.floor((event.clientY - box.top) / row), Math.floor((event.clientX - box.left) / cell)];
     };
-    fill(canvas, { role: "img", "aria-label": `${title}, ${shown.length} tasks by ${run.nSkills} skills; the chosen task lists the same numbers`, "data-title": title,
+    fill(canvas, { role: "img", "aria-label": `${title}, ${count(shown.length, TASK)} by ${run.nSkills} skills; the chosen ${TASK} lists the same numbers`, "data-title": title,
       onpointermove: (event) => { const [task, skill] = place(event); tip(event, shown[task] && `${shown[task]}\nskill ${skill}: ${title} ${value(task, skill)}`); },
       onpointerleave: (event) => tip(event), onclick: (event) => { const name = shown[place(event)[0]]; if (name) select(name); } }, []);
-    return html("div", {}, html("div", { style: "font-size: 12px; line-height: 18px; height: 18px; white-space: nowrap" }, `${title}, by skill`),
-      html("div", { style: `display: flex; font-size: 11px; height: 16px; width: ${cell * run.nSkills}px`, "aria-hidden": "true" },
-        ...Array.from({ length: run.nSkills }, (_, skill) => html("span", { style: `width: ${cell}px; text-align: center; overflow: visible` }, skill % every ? "" : String(skill)))), canvas);
+    return html("div", {}, html("div", { class: "head" }, html("div", {}, `${title}, by skill`),
+      html("div", { style: `display: flex; width: ${cell * run.nSkills}px`, "aria-hidden": "true" },
+        ...Array.from({ length: run.nSkills }, (_, skill) => html("span", { style: `width: ${cell}px; text-align: center` }, skill % every ? "" : String(skill))))), canvas);
   });
   const marked = shown.indexOf(state.task);
-  const band = marked < 0 ? null : html("div", { style: `position: absolute; left: 0; right: 0; top: ${34 + marked * row}px; height: ${row}px; outline: 2px solid var(--mark); pointer-events: none` });
-  return html("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": `Tasks by skills of ${run.name}. Up and down go from task to task.`, onkeydown: (event) => climb(event, shown, "matrices", runs.indexOf(run)) },
-    html("div", { style: "display: inline-flex; gap: 10px; position: relative" }, html("div", {}, html("div", { style: "height: 34px; line-height: 34px; font-size: 12px; text-align: right" }, "task"), labels), ...columns, band));
+  const band = marked < 0 ? null : html("div", { class: "band", style: `top: ${36 + marked * row}px; height: ${row}px` });
+  return html("div", { class: "scroll", tabindex: 0, "data-key": `matrices${runs.indexOf(run)}`, role: "group", "aria-label": `Weights of skills in ${TASK}s of ${run.name}. Up and down go from ${TASK} to ${TASK}.`, onkeydown: (event) => climb(event, shown) },
+    html("div", { class: "matrix" }, html("div", { class: "labels" }, html("div", { class: "head" }, TASK), ...labels), ...columns, band));
 }

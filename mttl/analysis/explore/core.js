@@ -3,6 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const COMMON = -1;  // the mean over groups of layers
+const { terms } = data, TASK = terms.task;  // "task", or "level" of policies
 const state = { task: null, query: "", step: 1, layer: COMMON, filter: "all", sort: "order", down: true, record: null };
 
 /** Numbers that were packed into 16 bits; `at` takes an index for every axis. */
@@ -108,19 +109,39 @@ function svg(name, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
-function taskButton(name) {
+function taskButton(name, attributes = {}) {
   const chosen = name === state.task;
-  const style = `--c: ${look(name)[1]}`;
-  const attributes = { type: "button", class: `name${chosen ? " chosen" : ""}`, style, onclick: () => select(name) };
-  return html("button", { ...attributes, "aria-pressed": String(chosen) }, name);
+  const style = `--c: ${look(name)[1]}`, shown = { type: "button", class: `name${chosen ? " chosen" : ""}`, style, onclick: () => select(name) };
+  return html("button", { ...shown, "data-task": name, "aria-pressed": String(chosen), ...attributes }, name);
 }
 
-/** One picture per run, with its name where there are several. */
+/** One picture per run, with its name where there are several; boxes keep their scroll position. */
 function sides(place, draw) {
+  const boxes = () => [...place.querySelectorAll(".scroll")];
+  const before = boxes().map((box) => [box.scrollLeft, box.scrollTop]);
   place.replaceChildren(...runs.map((run) => {
     const drawn = draw(run);
     return drawn && html("figure", {}, several ? html("figcaption", {}, run.name) : null, drawn);
   }).filter((figure) => figure));
+  boxes().forEach((box, number) => { [box.scrollLeft, box.scrollTop] = before[number] ?? [0, 0]; });
+}
+
+/** Draw, and focus what replaces the focused element: it has the same key. */
+function redraw(drawing) {
+  const { key } = document.activeElement.dataset, part = document.activeElement.closest("#panel");
+  drawing();
+  if (document.activeElement === document.body) (key ? document.querySelector(`[data-key="${key}"]`) : part)?.focus({ preventScroll: true });
+}
+
+/** Highlight the task under the pointer or focus in all views, or the tasks of a category. */
+function light(event) {
+  const { task, category } = event.target.closest?.("[data-task], [data-category]")?.dataset ?? {};
+  byId("views").classList.toggle("dimmed", category !== undefined);
+  for (const { dataset, classList } of document.querySelectorAll("[data-task], [data-category]")) {
+    const own = dataset.category ?? anyTask(dataset.task).category;
+    const lit = task === undefined ? own === category : (dataset.task ?? task) === task && own === anyTask(task).category;
+    classList.toggle("lit", lit);
+  }
 }
 
 function tip(event, text) {
@@ -132,7 +153,9 @@ function tip(event, text) {
   box.style.top = `${Math.min(event.clientY + 14, window.innerHeight - box.offsetHeight - 8)}px`;
 }
 
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 const per = (value) => (100 * value).toFixed(1);
+const isRate = (score) => !score.metric.startsWith("steps");
 const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(Math.abs(value) < 10 ? 2 : 1);
 
 // Colours.

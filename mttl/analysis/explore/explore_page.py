@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.explore.run_facts import read_adapted, read_answers, read_run_curves, read_scores
+from mttl.analysis.explore.run_facts import (
+    read_adapted,
+    read_answers,
+    read_films,
+    read_run_curves,
+    read_scores,
+)
 from mttl.analysis.palette import category_looks
 from mttl.analysis.projection import on_components, principal_components, task_similarity
 from mttl.analysis.routing_record import RoutingRecord, read_ablation
@@ -27,11 +33,23 @@ MOST_STEPS = 24
 LARGEST = 2**16 - 1
 PARTS = ("page.css", "core.js", "charts.js", "panel.js", "tokens.js", "start.js")
 LIVE_PARTS = ("live.html", "live.js")
+TASK_TERMS = {
+    **{"task": "task", "category": "category", "scores": "Scores", "on": "on", "last": "gain"},
+    "about": "Bars are scores in %; ticks are the scores of two baselines: copying the input (▏) "
+    "and the most frequent answer (┃). Gain is the difference to the better baseline.",
+}
+LEVEL_TERMS = {
+    **{"task": "level", "category": "competency", "scores": "Success rates", "on": "with"},
+    "last": "steps",
+    "about": "Bars are success rates in %: the share of evaluation episodes in which the policy "
+    "reaches the goal. Steps are the mean length of an episode.",
+}
 
 
 def explore_page(runs: Sequence[RoutingView], live: Mapping[str, Any] | None = None) -> str:
     """Return an interactive page with scores, curves, map and tree of tasks, skills and answers.
 
+    The tasks of policies are called levels; films of their episodes replace the answers.
     Skills are numbered in one order for all groups of layers. Those of a further run are matched
     to the first run's if both have the same tasks, layers and number of skills.
 
@@ -40,7 +58,9 @@ def explore_page(runs: Sequence[RoutingView], live: Mapping[str, Any] | None = N
     """
     data = [_run(run, runs[0] if number else None) for number, run in enumerate(runs)]
     names = " and ".join(run.name for run in runs)
-    parts = {"TITLE": html.escape(names), "DATA": inside_script({"runs": data, "live": live})}
+    terms = LEVEL_TERMS if all(run.policies for run in runs) else TASK_TERMS
+    shown = inside_script({"runs": data, "live": live, "terms": terms})
+    parts = {"TITLE": html.escape(names), "DATA": shown} | terms
     parts |= {name: html_text(name) for name in PARTS}
     parts |= {name: html_text(name) if live else "" for name in LIVE_PARTS}
     template = html_text("page.html")
@@ -76,6 +96,7 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
             "category": category,
             "scores": scores.get(task, []),
             "answers": read_answers(folder, task),
+            "films": read_films(folder, task),
             "curves": of_tasks.get(task, {}),
         }
         for task, category in zip(record.tasks, view.categories, strict=True)

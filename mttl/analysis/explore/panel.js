@@ -3,8 +3,7 @@
 function drawPanel() {
   const panel = byId("panel");
   if (state.task === null) {
-    panel.replaceChildren(html("h2", {}, "Choose a task"), html("p", {}, "Click a task anywhere, or search for one above and press Enter. On the map, the tree and the matrix, arrow keys select the next task."),
-      html("h3", {}, "Categories"), categories());
+    panel.replaceChildren(html("h2", {}, `Choose a ${TASK}`), html("p", {}, `Click a ${TASK} anywhere, or search for one above and press Enter. In the table, the map, the tree and the matrix, arrow keys select the next ${TASK}. Escape clears the search, then the choice.`));
     return;
   }
   const task = anyTask(state.task);
@@ -13,7 +12,7 @@ function drawPanel() {
     const own = findTask(run, state.task);
     if (several) panel.append(html("h2", {}, run.name));
     if (own) panel.append(...about(run, own));
-    else panel.append(html("p", {}, "This run has no such task."));
+    else panel.append(html("p", {}, `This run has no such ${TASK}.`));
   }
 }
 
@@ -22,13 +21,14 @@ const panelWidth = () => Math.min(460, byId("panel").clientWidth - 34);
 function about(run, task) {
   const number = run.number.get(task.name);
   return [
-    ...task.scores.map((score) => html("div", {}, html("h3", {}, `${score.metric} on ${score.split}: ${per(score.score)}${Object.entries(score.baselines).map(([name, value]) => `; ${name} ${per(value)}`).join("")}`), bar(score))),
+    ...task.scores.map((score) => html("div", {}, html("h3", {}, `${score.metric} ${terms.on} ${score.split}: ${isRate(score) ? per(score.score) : score.score.toFixed(1)}${Object.entries(score.baselines).map(([name, value]) => `; ${name} ${per(value)}`).join("")}`), isRate(score) ? bar(score) : null)),
+    ...films(task),
     ...settling(task),
     ...Object.entries(task.adapted ? {} : task.curves).map(([name, points]) => lineChart(name, [{ name, colour: runColour(runs.indexOf(run)), points }], { width: panelWidth() })),
-    html("h3", {}, state.layer === COMMON ? `Skills, mean over ${run.groups.length} groups of layers` : `Skills in ${run.groups[state.layer]?.name ?? "a layer that this run lacks"}`),
+    html("h3", {}, state.layer === COMMON ? `Skills, mean over ${count(run.groups.length, "group")} of layers` : `Skills in ${run.groups[state.layer]?.name ?? "a layer that this run lacks"}`),
     skillTable(run, number),
     html("h3", {}, "Mixing weights by layer (rows, the first on top) and skill (columns)"), byLayer(run, number),
-    html("h3", {}, "Nearest tasks (correlation, all layers)"),
+    html("h3", {}, `Nearest ${TASK}s (correlation, all layers)`),
     html("ul", {}, ...task.nearest.map(([other, value]) => html("li", {}, taskButton(run.tasks[other].name), ` ${value.toFixed(2)}`))),
     ...answers(task),
   ];
@@ -80,6 +80,14 @@ function byLayer(run, number) {
     stacks.length ? html("div", { style: "font-size: 11px" }, ...stacks.map((stack, place) => html("div", { style: `height: ${sizes[place]}px; border-left: 2px solid var(--line); padding-left: 6px` }, stack))) : null);
 }
 
+/** Films of a level, or the command that records one. */
+function films(task) {
+  if (TASK === "task") return [];
+  const still = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+  return [html("h3", {}, "Films of evaluation episodes"), ...task.films.map(({ name, gif }) => html("details", { open: !still }, html("summary", {}, name), html("img", { src: `data:image/gif;base64,${gif}`, alt: `The policy plays an episode of ${task.name}` }))),
+    task.films.length ? "" : html("p", {}, "None yet. Record one, then write this page again: ", html("code", {}, `mttl babyai film RUN --level ${task.name}`))];
+}
+
 function answers(task) {
   const found = task.answers;
   if (!found) return [];
@@ -96,8 +104,9 @@ function answers(task) {
   return [html("h3", {}, `Answers on ${found.split}: ${share} are an accepted answer, compared exactly; some of each`), html("fieldset", {}, html("legend", {}, "Show"), ...choices), list];
 }
 
-function categories() {
+/** The categories with their markers. */
+function legend() {
   const first = new Map(names.map((name) => [anyTask(name).category, name]));
   const swatch = (name) => svg("svg", { viewBox: "-8 -8 16 16", width: 13, style: `display: inline-block; vertical-align: -2px; margin-right: 6px; --f: ${look(name)[0]}`, "aria-hidden": "true" }, marker(name));
-  return html("ul", {}, ...[...first].sort().map(([category, name]) => html("li", {}, html("button", { type: "button", class: "name", style: `--c: ${look(name)[1]}`, onclick: () => find(category) }, swatch(name), category))));
+  return [...first].sort().map(([category, name]) => html("li", {}, html("button", { type: "button", class: "name", "data-category": category, style: `--c: ${look(name)[1]}`, onclick: () => find(state.query === category ? "" : category) }, swatch(name), category)));
 }

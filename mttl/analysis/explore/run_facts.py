@@ -3,6 +3,7 @@
 They raise `CheckpointError` for damaged files.
 """
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,15 @@ from mttl.io.record import Record
 # Limits on the size of the page.
 MOST_POINTS, MOST_ANSWERS, MOST_TEXT, MOST_ADAPTED = 120, 12, 240, 60
 # Columns of metrics.csv: of a whole run, and of a task, with a place for its name.
-CURVES = ("train/loss", "val/loss", "val/score", "success")
-OF_TASKS = {"score": "val/{}/score", "loss": "val/{}/loss", "success": "success/{}"}
+CURVES = {name: name for name in ("train/loss", "val/loss", "val/score")}
+CURVES["success rate"] = "success"
+OF_TASKS = {
+    **{"score": "val/{}/score", "loss": "val/{}/loss", "success rate": "success/{}"},
+    **{"return": "reward/{}", "steps of an episode": "steps/{}"},
+}
 SPLITS = ("test", "dev")
+EVALUATION = "evaluation"  # the only split of policies
+METRICS = {"success": "success rate", "steps": "steps of an episode"}  # of policies
 Curve = tuple[list[int], list[float]]
 Facts = dict[str, Any]  # as the page takes them
 
@@ -39,6 +46,7 @@ def read_scores(folder: Path) -> dict[str, list[Facts]]:
     """Return the scores of every task, the test split first; empty without ``results.csv``.
 
     A score is a mean over samples, with ``split``, ``metric``, ``score`` and ``baselines`` by name.
+    Greedy and sampled actions of policies have separate scores.
     """
     found = _means(folder / "results.csv", ())
     baselines = _means(folder / "baselines.csv", ("baseline",))
@@ -47,7 +55,8 @@ def read_scores(folder: Path) -> dict[str, list[Facts]]:
     for task, split, metric in ranked:
         beside = {key[0]: x for key, x in baselines.items() if key[1:3] == (task, split)}
         score = {"score": found[task, split, metric], "baselines": beside}
-        scores.setdefault(task, []).append({"split": split, "metric": metric, **score})
+        named = {"split": split, "metric": METRICS.get(metric, metric)}
+        scores.setdefault(task, []).append(named | score)
     return scores
 
 
@@ -57,7 +66,9 @@ def _means(path: Path, more: tuple[str, ...]) -> dict[tuple[str, ...], float]:
         return {}
     values: dict[tuple[str, ...], list[float]] = {}
     columns = [*more, "task", "split", "metric", "score"]
-    for row in read_table(path, CheckpointError, columns):
+    for row in read_table(path, CheckpointError, [*columns, "sample"]):
+        if row["split"] == EVALUATION:
+            row["split"] = f"{row['sample']} actions"
         score = to_number(row["score"], f"'{path}': a score", CheckpointError)
         # An undefined score counts as 0, as in all means.
         key = tuple(row[name] for name in columns[:-1])
@@ -85,7 +96,7 @@ def read_run_curves(
         task: curves_of({name: column.format(task) for name, column in OF_TASKS.items()})
         for task in tasks
     }
-    return curves_of({name: name for name in CURVES}), of_tasks
+    return curves_of(CURVES), of_tasks
 
 
 def read_answers(folder: Path, task: str) -> Facts | None:
@@ -111,6 +122,15 @@ def read_answers(folder: Path, task: str) -> Facts | None:
                 shown.append((_short(row.input), _short(row.prediction), accepted, right))
     n_rows = sum(counts.values())
     return {"split": split, "n_right": counts[True], "n_rows": n_rows, "shown": shown}
+
+
+def read_films(folder: Path, level: str) -> list[Facts]:
+    """Return the names and data of a level's films in ``plots/films``, by `mttl babyai film`."""
+    return [
+        {"name": path.stem, "gif": base64.b64encode(path.read_bytes()).decode("ascii")}
+        for path in sorted((folder / "plots" / "films").glob("*.gif"))
+        if path.stem.partition("-")[0] == level
+    ]
 
 
 def _short(text: str) -> str:

@@ -1,36 +1,49 @@
 // Controls and start.
 
 function draw() {
-  drawScores();
-  drawPictures();
-  drawPanel();
+  redraw(() => {
+    drawScores();
+    drawPictures();
+    drawPanel();
+  });
 }
 
 function drawPictures() {
   sides(byId("maps"), drawMap);
   sides(byId("matrices"), drawMatrix);
   sides(byId("trees"), drawTree);
-  byId("found").textContent = `${names.filter(visible).length} of ${names.length} tasks`;
+  byId("found").textContent = `${names.filter(visible).length} of ${count(names.length, TASK)}`;
 }
 
-/** Select a task; after a key press the same part of the page keeps the focus. */
-function select(name, place = null, side = 0) {
+/** Select a task, or none. */
+function select(name) {
   state.task = name;
   state.record = null;
-  if (!visible(name)) find("");
+  if (name !== null && !visible(name)) find("");
   draw();
+  byId("jump").hidden = name === null;
+  if (name === null) return;
   if (data.live) follow(name);
-  const jump = byId("jump");
-  jump.hidden = false;
-  jump.textContent = `${name} ↓`;
-  if (place) byId(place).querySelectorAll("[tabindex]")[side]?.focus({ preventScroll: true });
-  for (const id of ["scores", "trees"]) {
-    const box = byId(id).closest(".scroll") ?? byId(id).querySelector(".scroll");
-    const own = box?.querySelector(".chosen");
+  byId("jump").textContent = `${name} ↓`;
+  reveal(".chosen");
+}
+
+/** Scroll every box to an element that it hides. */
+function reveal(selector) {
+  for (const box of document.querySelectorAll("#views .scroll")) {
+    const own = box.querySelector(selector);
     if (!own) continue;
     const [outer, inner] = [box.getBoundingClientRect(), own.getBoundingClientRect()];
-    if (inner.top < outer.top + 24 || inner.bottom > outer.bottom) box.scrollTop += inner.top - outer.top - outer.height / 2;
+    if (inner.top < outer.top + 36 || inner.bottom > outer.bottom) box.scrollTop += inner.top - outer.top - outer.height / 2;
   }
+}
+
+/** Escape clears the search; if it is empty, the choice. */
+function clear(event) {
+  if (event.key !== "Escape") return;
+  tip(event);
+  if (state.query) find("");
+  else if (state.task !== null) select(null);
 }
 
 function find(query) {
@@ -38,12 +51,13 @@ function find(query) {
   state.query = query;
   drawScores();
   drawPictures();
+  if (query) reveal(".task:not(.faded)");
 }
 
 function sortBy(key) {
   state.down = state.sort === key ? !state.down : true;
   state.sort = key;
-  drawScores();
+  redraw(drawScores);
 }
 
 /** Show a step of training. */
@@ -82,14 +96,14 @@ function chooseLayer(layer) {
   state.layer = layer;
   const run = runs[0];
   const agreed = run.agreement && `Groups of layers number their skills independently, so skills are matched by their use: matched skills of two groups have a correlation of ${run.agreement[0].toFixed(2)} on average (${run.agreement[1].toFixed(2)} by chance). `;
-  const effects = run.ablation ? "Next to the weights: the change of each task without the skill; red is worse. " : "Run mttl ablate to add the change of each task without each skill. ";
-  byId("skills-what").textContent = [agreed ?? "", effects, ...runs.map((other) => other.note)].join(" ");
+  const effects = run.ablation ? "Next to the weights: the change of each task without the skill; red is worse. " : TASK === "level" ? "" : "Run mttl ablate to add the change of each task without each skill. ";
+  byId("skills-what").textContent = ["Brighter cells are larger weights. ", agreed ?? "", effects, ...runs.map((other) => other.note)].join(" ");
   sides(byId("matrices"), drawMatrix);
   drawPanel();
 }
 
 function start() {
-  byId("summary").textContent = runs.map((run) => `${several ? `${run.name}: ` : ""}${run.nTasks} tasks, ${run.nSkills} skills, ${run.groups.length} groups of layers${run.tasks.length > run.nTasks ? `, ${run.tasks.length - run.nTasks} adapted tasks` : ""}`).join(" · ");
+  byId("summary").textContent = runs.map((run) => `${several ? `${run.name}: ` : ""}${count(run.nTasks, TASK)}, ${count(run.nSkills, "skill")}, ${count(run.groups.length, "group")} of layers${run.tasks.length > run.nTasks ? `, ${count(run.tasks.length - run.nTasks, "adapted task")}` : ""}`).join(" · ");
   const choice = byId("layer");
   choice.append(html("option", { value: COMMON }, runs[0].groups.length > 1 ? "mean over all, skills matched" : runs[0].groups[0].name));
   const stacks = new Map();
@@ -114,6 +128,10 @@ function start() {
     if (shown.length) select(shown[0]);
   });
   sides(byId("experts").querySelector(".sides"), drawExperts);
+  byId("trails").hidden = runs.every((run) => run.tasks.length === run.nTasks);
+  byId("legend").append(...legend());
+  for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, light);
+  document.addEventListener("keydown", clear);
   drawCurves();
   draw();
   if (data.live) startLive();

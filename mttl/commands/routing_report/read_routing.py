@@ -19,6 +19,7 @@ from mttl.assembly import saved_settings
 from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.saved_inventory import read_inventory
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.capabilities import require_features
 from mttl.config.load import load_any_config
 from mttl.config.plugin_section import LEAVE
@@ -68,7 +69,8 @@ def read_view(
             if (history := read_history(Path(place))) is not None:
                 trails[name] = history.weights[:, :, 0]
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
-    return RoutingView(record, categories, trails, members)
+    policies = isinstance(read_settings(folder), BabyAIConfig)
+    return RoutingView(record, categories, trails, members, policies=policies)
 
 
 def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.browser import CONTROL, DOWN, ENTER, HOME, IN_A_BROWSER, RIGHT, UP, Page
+from helpers.browser import (
+    CONTROL,
+    DOWN,
+    ENTER,
+    ESCAPE,
+    HOME,
+    IN_A_BROWSER,
+    RIGHT,
+    TAB,
+    UP,
+    Page,
+)
 from mttl.analysis.explore.explore_page import explore_page
 from mttl.analysis.routing_view import RoutingView
 
@@ -91,7 +102,7 @@ def page(driver: Any, view: RoutingView, tmp_path: Path) -> Iterator[RunPage]:
 def test_it_opens_on_scores_beside_baselines_in_the_order_of_the_tree(page: RunPage) -> None:
     names = [page.view.record.tasks[task] for task in page.view.order]
     assert page.column(0) == [*names, ADAPTED]
-    assert page.text("#summary") == "160 tasks, 8 skills, 8 groups of layers, 1 adapted tasks"
+    assert page.text("#summary") == "160 tasks, 8 skills, 8 groups of layers, 1 adapted task"
     assert page.text("#found") == "161 of 161 tasks"
     bar = page.find("#scores tbody tr .bar")
     assert bar.get_attribute("aria-label") == "50.0"
@@ -208,6 +219,68 @@ def test_arrow_keys_go_from_task_to_task(page: RunPage, part: str) -> None:
     assert len(seen) > 1
     if part != "maps":
         assert page.chosen() == page.view.record.tasks[page.view.order[2]]
+
+
+def lit(page: RunPage, part: str) -> set[str]:
+    marks = page.all(f"#{part} .lit")
+    return {
+        mark.get_attribute("data-task") or mark.get_attribute("data-category") for mark in marks
+    }
+
+
+def test_a_narrow_page_has_search_legend_and_keys(page: RunPage) -> None:
+    page.resize(390)
+    page.driver.refresh()
+    wide = "return document.documentElement.scrollWidth"
+    assert page.run(wide) <= 390
+    tasks, categories = page.view.record.tasks, page.view.categories
+
+    # The search leaves one task in every view; Escape brings back the others.
+    name = "blimp-ellipsis_n_bar_1"
+    page.find("#search").send_keys(name)
+    page.wait(lambda: page.text("#found") == "1 of 161 tasks")
+    assert page.column(0) == [name]
+    for part in ("maps g", "trees g", "matrices .name"):
+        found = page.all(f"#{part}[data-task]:not(.faded)")
+        assert [mark.get_attribute("data-task") for mark in found] == [name]
+    page.find("#search").send_keys(ENTER, ESCAPE)
+    page.wait(lambda: page.text("#found") == "161 of 161 tasks")
+    assert page.chosen() == name
+    assert page.run(wide) <= 390
+
+    # From the legend to the marks, and back.
+    category = categories[5]
+    own = {task for task, other in zip(tasks, categories, strict=True) if other == category}
+    page.run("arguments[0].focus()", page.find(f'#legend [data-category="{category}"]'))
+    for part in ("maps", "trees", "matrices", "scores"):
+        assert lit(page, part) == own
+    spot = page.find(f'#maps g[data-task="{tasks[5]}"]')
+    page.run("arguments[0].dispatchEvent(new Event('pointerover', {bubbles: true}))", spot)
+    assert lit(page, "legend") == {category}
+    assert lit(page, "trees") == {tasks[5]}
+
+    # Tab reaches all controls, with a visible focus.
+    page.run("document.querySelector('.skip').focus()")
+    reached = {}
+    script = """const one = document.activeElement, style = getComputedStyle(one);
+        return [one.id || one.dataset.key || one.dataset.category || one.textContent,
+                style.outlineStyle]"""
+    for _ in range(70):
+        page.driver.switch_to.active_element.send_keys(TAB)
+        key, outline = page.run(script)
+        reached.setdefault(key, outline)
+    parts = {"search", "step", "play", "scores", "maps0", "trees0", "layer", "matrices0"}
+    sorts = {f"sort-{key}" for key in ("name", "score", "last")}  # categories have no room here
+    assert set(reached) >= parts | sorts | set(categories)
+    assert {reached[key] for key in parts | sorts | set(categories)} <= {"solid", "auto"}
+
+    # Arrows walk through the table; Escape ends the choice.
+    page.find("#scores").send_keys(HOME)
+    page.driver.switch_to.active_element.send_keys(DOWN)
+    assert page.chosen() == page.column(0)[1]
+    assert page.run("return document.activeElement.id") == "scores"
+    page.driver.switch_to.active_element.send_keys(ESCAPE)
+    assert page.chosen() == "Choose a task"
 
 
 def test_runs_stand_side_by_side(driver: Any, view: RoutingView, tmp_path: Path) -> None:

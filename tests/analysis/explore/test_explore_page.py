@@ -15,6 +15,7 @@ from mttl.analysis.explore.explore_page import (
     LIVE_PARTS,
     MOST_STEPS,
     PARTS,
+    TASK_TERMS,
     explore_page,
     html_text,
 )
@@ -127,6 +128,27 @@ def test_names_cannot_leave_their_place_and_nothing_from_outside_is_needed() -> 
     assert served.count('fetch("live"') == 1
     assert 'id="live-text"' in served
     assert json.loads(re.findall(r'id="data">(.*?)</script>', served)[0])["live"] == {"tasks": []}
+
+
+def test_a_page_of_policies_has_levels_and_no_tasks() -> None:
+    view = nasty_view()
+    shells = [
+        explore_page([replace(view, policies=policies)])
+        .partition("</style>")[2]
+        .partition('id="data"')
+        for policies in (True, False)
+    ]
+    (levels, _, rest), (tasks, _, _) = shells
+    assert "task" not in levels.lower()
+    assert "Success rates of levels" in levels
+    for name in ("task", "category", "scores", "about"):
+        assert TASK_TERMS[name] in tasks
+        assert TASK_TERMS[name] not in levels
+    assert '"task": "level"' in rest
+    # Scripts look up elements that the page has.
+    scripts = "".join(html_text(name) for name in PARTS if name.endswith(".js"))
+    asked = set(re.findall(r'byId\("([\w-]+)"\)', scripts))
+    assert asked <= set(re.findall(r' id="([\w-]+)"', tasks))
 
 
 def test_the_command_writes_what_is_there(write_run, tmp_path, capsys) -> None:

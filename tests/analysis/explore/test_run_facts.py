@@ -11,6 +11,7 @@ from mttl.analysis.explore.run_facts import (
     MOST_POINTS,
     read_adapted,
     read_answers,
+    read_films,
     read_run_curves,
     read_scores,
 )
@@ -37,6 +38,23 @@ def test_scores_stand_beside_baselines_and_are_means_over_samples(tmp_path: Path
     (tmp_path / "results.csv").write_text(HEAD + "a,dev,1,0,EM,good,5\n")
     with pytest.raises(CheckpointError, match="a score"):
         read_scores(tmp_path)
+
+
+def test_policies_have_scores_by_choice_of_actions_and_films(tmp_path: Path) -> None:
+    found = {("greedy", "success"): 0.5, ("greedy", "steps"): 9.5, ("sampled", "success"): 0.25}
+    rows = [f"a,evaluation,{how},1,{what},{x},4\n" for (how, what), x in found.items()]
+    (tmp_path / "results.csv").write_text(HEAD + "".join(rows))
+    assert read_scores(tmp_path)["a"] == [
+        score("greedy actions", "success rate", 0.5),
+        score("greedy actions", "steps of an episode", 9.5),
+        score("sampled actions", "success rate", 0.25),
+    ]
+    assert read_films(tmp_path, "a") == []
+    films = tmp_path / "plots" / "films"
+    films.mkdir(parents=True)
+    for name in ("a.gif", "a-3.gif", "ab.gif"):
+        (films / name).write_bytes(b"GIF")
+    assert read_films(tmp_path, "a") == [{"name": name, "gif": "R0lG"} for name in ("a-3", "a")]
 
 
 def test_curves_are_thinned_out_with_both_ends(tmp_path: Path) -> None:
