@@ -43,7 +43,7 @@ ENGINEER = {
 RESEARCHER = {
     "train": SHORT,
     "adapt": ["-k", "adapt.max_steps=1", *FEW],
-    "compare": [*COMPARE, "router_only", "-k", *SHORT[:2], SHORT[-1]],
+    "compare": [*COMPARE, "-k", *FEW, SHORT[-1]],
 }
 STUDENT = {
     "babyai record": ["--episodes", "4"],
@@ -210,7 +210,7 @@ def test_an_engineer_goes_from_files_to_a_server(installed: Path, here: Path) ->
         else:
             said[words[0]] = run(installed, *words)
         if words[0] == "init":
-            tasks = said["init"].replace("  urgent:\n", "  urgent:\n    side: test\n")
+            tasks = said["init"].replace("  urgent:", "  urgent:\n    side: test")
             Path("tasks.yaml").write_text(tasks)
     assert list(said) == ["init", "train", "adapt", "predict", "serve", "export"]
     assert said["init"].count("options: [") == 2
