@@ -187,6 +187,7 @@ def ask(address: str, **question: Any) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_engineer_goes_from_files_to_a_server(installed: Path, here: Path) -> None:
     """With the tutorial's messages in two files, and the commands of the README."""
     code = "import mttl; print(mttl.__file__)"
@@ -221,6 +222,7 @@ def test_an_engineer_goes_from_files_to_a_server(installed: Path, here: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_researcher_trains_and_compares_a_router(installed: Path, here: Path) -> None:
     """With the module and the commands of the page."""
     page = "docs/howto/add_a_router.md"
@@ -233,16 +235,14 @@ def test_a_researcher_trains_and_compares_a_router(installed: Path, here: Path) 
     assert list(said) == ["train", "adapt", "predict", "explore", "compare"]
     assert "SoftmaxRouter" in said["train"]
     assert said["predict"].startswith("input\tprediction\nwalk\t")
-    run(installed, "plot", "runs/mine")
-    assert {path.name for path in Path("runs/mine/plots").iterdir()} >= {
-        "explore.html",
-        "dendrogram.svg",
-    }
+    assert Path("runs/mine/plots/explore.html").is_file()
+    assert Path("runs/compare_mine/comparison.svg").is_file()
     table = read_csv(Path("runs/compare_mine/table.csv"))
     assert [row["method"] for row in table] == ["polytropon", "mine"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_student_trains_and_films_a_policy(installed: Path, here: Path) -> None:
     """With the commands of the tutorial."""
     said = [run(installed, *words) for words in steps("docs/tutorials/policies.md", STUDENT)]
