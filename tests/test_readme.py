@@ -88,7 +88,7 @@ def test_the_commands_for_custom_files_run(tmp_path: Path, monkeypatch, capsys) 
         command for command in commands(text("README.md")) if re.search("mine|DATA", str(command))
     ]
     names = [Path(command.script).stem for command in ours]
-    assert names == ["train", "adapt", "predict", "serve", "export", "compare", "init"]
+    assert names == ["init", "train", "adapt", "predict", "serve", "export", "compare"]
     for name, command in zip(names, ours, strict=True):
         if name in ("serve", "compare"):
             continue

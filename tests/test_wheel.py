@@ -2,38 +2,54 @@
 
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
+import time
+import urllib.request
 import venv
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import ByT5Tokenizer
 
-from helpers.command import ROOT, python
+from helpers.command import ROOT, python, read_csv
+from helpers.gyms import TINY_T5, store_backbone
+from helpers.printed import commands, text
 from mttl.__main__ import ALL as COMMANDS
 from mttl.runtime.command import USER_MISTAKE
 
 SOURCE = ("mttl", "envs", "configs", "data")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from hatchling import build; getattr(build, sys.argv[1])('..')"
-# One process for three commands: most of the time of each is spent on importing libraries.
-FIRST_STEPS = """
-import sys
-import mttl
-from mttl.__main__ import main
-
-assert mttl.__file__.startswith(sys.argv[1]), mttl.__file__
-config = ["-c", "crossfit.yaml+two", "-k", "run.name=two", "data.max_rows=4"]
-assert main(["train", *config, "trainer.max_steps=2", "trainer.val_check_interval=2"]) == 0
-new = ["--tasks", "third_past", "--samples", "13", "--save"]
-assert main(["adapt", "runs/two", *new, "-k", "adapt.max_steps=2"]) == 0
-kept = "runs/two/adapt-all/models/third_past-13-13"
-questions = ["--in", "questions.jsonl", "--out", "answers.jsonl"]
-assert main(["predict", "--from", "runs/two", "--adapted", kept, *questions]) == 0
-"""
+FEW = ["data.max_eval_rows=2", "data.partition=few.json"]
+SHORT = [*FEW, "trainer.max_steps=2", "trainer.val_check_interval=2", "data.validation=none"]
+GAME = ["rl.n_slots=4", "rl.evaluation.n_episodes=1"]
+OWN = ["data.max_eval_rows=2", "data.batch_size=8", "skills.rank=2"]
+COMPARE = ["--seeds", "13", "--steps", "2", "--adapt-steps", "1", "--samples", "13", "--modes"]
+# Words that make the commands of a page short.
+ENGINEER = {
+    "train": ["trainer.max_steps=2", *OWN],
+    "adapt": ["-k", "adapt.max_steps=2", *OWN[:1]],
+}
+RESEARCHER = {
+    "train": SHORT,
+    "adapt": ["-k", "adapt.max_steps=1", *FEW],
+    "compare": [*COMPARE, "-k", *FEW, SHORT[-1]],
+}
+STUDENT = {
+    "babyai record": ["--episodes", "4"],
+    "train": ["trainer.max_epochs=1", *GAME],
+    "adapt": ["adapt.n_updates=1", *GAME],
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,36 +126,129 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-@pytest.mark.slow
-def test_the_command_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    own = environment(tmp_path / "installed", wheel)
-    (here / "configs").mkdir(parents=True)
-    partition = {"train": ["verb_past", "noun_plural"], "dev": [], "test": ["third_past"]}
-    (here / "configs" / "two.json").write_text(json.dumps(partition))
-    (here / "configs" / "two.yaml").write_text("data: {partition: two.json, max_eval_rows: 4}\n")
-    questions = [{"task": "third_past", "input": "walk"}, {"task": "verb_past", "input": "go"}]
-    (here / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in questions))
-    done = subprocess.run(
-        [own, "-c", FIRST_STEPS, str(tmp_path / "installed")],
-        cwd=here,
-        env=clean(),
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command `mttl` of an environment that has the wheel, and nothing of the checkout."""
+    return environment(tmp_path_factory.mktemp("installed"), wheel).with_name("mttl")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(program: Path, *words: str | Path) -> str:
+    """Run a program in the working directory; return what it prints."""
+    done = subprocess.run([program, *words], env=clean(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
-    assert [row["task"] for row in answers] == ["third_past", "verb_past"]
-    assert all(isinstance(row["prediction"], str) for row in answers)
-    assert sorted(path.name for path in here.iterdir() if path.name[0] != ".") == [
-        "answers.jsonl",
-        "configs",
-        "questions.jsonl",
-        "runs",
-    ]
-    command = [own.with_name("mttl"), "--version"]
-    told = subprocess.run(command, cwd=here, env=clean(), capture_output=True, text=True)
-    assert told.stdout == "mttl 0.1.0\n"
+    return done.stdout
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text(page), re.DOTALL)
+
+
+def steps(page: str, more: Mapping[str, list[str]]) -> Iterator[list[str]]:
+    """Yield the words of a page's commands after `mttl`, and those that make them short."""
+    names = {f"mttl/commands/{module}.py": name for name, module in COMMANDS.items()}
+    shell = "".join(f"```bash\n{block}```\n" for block in blocks(page, "bash"))
+    for command in commands(shell):
+        if name := names.get(command.script):
+            yield [*name.split(), *command.words, *more.get(name, [])]
+
+
+@contextmanager
+def served(program: Path, words: list[str]) -> Iterator[str]:
+    """Start a server on a free port; yield its address once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with subprocess.Popen([program, *words, "--port", port], env=clean()) as server:
+        try:
+            address, deadline = f"http://127.0.0.1:{port}/v1", time.monotonic() + 120
+            while server.poll() is None and time.monotonic() < deadline:
+                try:
+                    urllib.request.urlopen(f"{address}/models").close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            yield address
+        finally:
+            server.terminate()
+
+
+def ask(address: str, **question: Any) -> str:
+    headers = {"Content-Type": "application/json"}
+    body = json.dumps(question).encode()
+    request = urllib.request.Request(f"{address}/completions", body, headers)
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)["choices"][0]["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_engineer_goes_from_files_to_a_server(installed: Path, here: Path) -> None:
+    """With the tutorial's messages in two files, and the commands of the README."""
+    code = "import mttl; print(mttl.__file__)"
+    own = Path(run(installed.with_name("python"), "-c", code))
+    assert own.is_relative_to(installed.parents[1])
+    assert run(installed, "--version") == "mttl 0.1.0\n"
+    exec(blocks("docs/tutorials/custom_tasks.md", "python")[0], {})
+    rows = [json.loads(line) for line in Path("calls.jsonl").read_text().splitlines()]
+    Path("DATA").mkdir()
+    for task, label in (("mood", "topic"), ("urgent", "urgent")):
+        lines = [{"text": row["message"], "label": row[label]} for row in rows]
+        Path(f"DATA/{task}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    store_backbone(Path("MODEL"), {**TINY_T5, "initial_scale": {"*": 3.0}})
+    ByT5Tokenizer().save_pretrained("MODEL")
+    Path("questions.csv").write_text("text,label\ncall me now about the refund,billing\n")
+    said: dict[str, str] = {}
+    for words in islice(steps("README.md", ENGINEER), 6):
+        if words[0] == "serve":
+            with served(installed, words) as address:
+                said[words[0]] = ask(address, model="mood", prompt="refund", max_tokens=4)
+        else:
+            said[words[0]] = run(installed, *words)
+        if words[0] == "init":
+            tasks = said["init"].replace("  urgent:", "  urgent:\n    side: test")
+            Path("tasks.yaml").write_text(tasks)
+    assert list(said) == ["init", "train", "adapt", "predict", "serve", "export"]
+    assert said["init"].count("options: [") == 2
+    assert "scored options: 1 tasks; generated: 0" in said["train"]
+    (answer,) = read_csv(Path("answers.csv"))
+    assert answer["prediction"] in ("billing", "delivery")
+    assert Path("runs/mine/adapt-all/models/urgent-100-13/skills").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_researcher_trains_and_compares_a_router(installed: Path, here: Path) -> None:
+    """With the module and the commands of the page."""
+    page = "docs/howto/add_a_router.md"
+    for name, language in (("my_router.py", "python"), ("my_router.yaml", "yaml")):
+        Path(name).write_text(blocks(page, language)[0], encoding="utf-8")
+    few = {"train": ["verb_past", "noun_plural"], "dev": [], "test": ["third_past"]}
+    Path("few.json").write_text(json.dumps(few))
+    Path("words.tsv").write_text("input\nwalk\n")
+    said = {words[0]: run(installed, *words) for words in steps(page, RESEARCHER)}
+    assert list(said) == ["train", "adapt", "predict", "explore", "compare"]
+    assert "SoftmaxRouter" in said["train"]
+    assert said["predict"].startswith("input\tprediction\nwalk\t")
+    assert Path("runs/mine/plots/explore.html").is_file()
+    assert Path("runs/compare_mine/comparison.svg").is_file()
+    table = read_csv(Path("runs/compare_mine/table.csv"))
+    assert [row["method"] for row in table] == ["polytropon", "mine"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_student_trains_and_films_a_policy(installed: Path, here: Path) -> None:
+    """With the commands of the tutorial."""
+    said = [run(installed, *words) for words in steps("docs/tutorials/policies.md", STUDENT)]
+    assert len(said) == 5
+    assert "GoToLocalS6N2" in said[-1]
+    assert Path("levels.gif").read_bytes().startswith(b"GIF8")
 
 
 @pytest.mark.slow

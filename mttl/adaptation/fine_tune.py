@@ -77,8 +77,9 @@ def fine_tune(
 
     Returns the step of these weights, their score and their answers. The initial weights are scored
     as well, so training never lowers the score. Copies of the best weights, of trained tensors
-    only, are kept in memory. Training batches are repeated. The last step is also scored.
-    ``on_score`` receives every score, including the initial one.
+    only, are kept in memory. Training batches are repeated. The last step is also scored. Training
+    stops at a score of 1, which no later step can exceed. ``on_score`` receives every score,
+    including the initial one.
     """
     best_step, (best, answers) = 0, score_batches(module, development, precision)
     on_score(best)
@@ -95,6 +96,8 @@ def fine_tune(
     batches = chain.from_iterable(repeat(training))
     finite = torch.tensor(True, device=module.device)  # checked only when scoring
     for step in range(1, n_steps + 1):
+        if best >= 1.0:
+            break  # no later score is higher
         module.train()
         batch = move_data_to_device(next(batches), module.device)
         with precision.forward_context():

@@ -92,8 +92,8 @@ def new_tasks(
             gym.samples(task)  # rejects unknown names
     if not tasks:
         raise TaskError(
-            "--tasks selects no task; give names separated by commas, or test or dev if the "
-            f"partition '{data.partition}' has such tasks"
+            "--tasks selects no task; give names separated by commas, a file of new tasks, or test "
+            f"or dev if the partition '{data.partition}' has such tasks (key `side` in a task file)"
         )
     known = [task for task in tasks if task in seen]
     if known and not allow_seen:

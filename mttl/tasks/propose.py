@@ -19,7 +19,7 @@ from mttl.io.errors import TaskError
 from mttl.tasks.filters import shown
 from mttl.tasks.rows import DELIMITERS, RECORD_ENDINGS, is_saved, read_records
 from mttl.tasks.sample_files import write_samples
-from mttl.tasks.task import published_sums
+from mttl.tasks.task import FROM_TRAIN, published_sums
 from mttl.tasks.task_file import parse_tasks
 
 _SPLITS = {
@@ -41,6 +41,7 @@ _INPUTS = (
     *("utterance", "source"),
 )
 _MOST_VALUES, _MOST_LABELS, _LONGEST_LABEL, _ROWS_EACH = 10_000, 1000, 100, 4
+_LISTED = 20  # more labels are not listed
 
 
 @dataclass
@@ -172,8 +173,11 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
             named,
             _lengths([answer]) if answer.is_text and kind != "classification" else "",
         ),
-        "metric": ("ACC" if kind == "classification" else _metric(answer), ""),
     }
+    options = answer.names or sorted(answer.values if answer.is_class else ())
+    if len(options) > 1:
+        keys["options"] = (options if len(options) <= _LISTED else FROM_TRAIN, "")
+    keys["metric"] = ("accuracy" if "options" in keys else "exact", "")
     if answer.names:
         keys["labels"] = (answer.names, "")
     if answer.is_list:
@@ -299,11 +303,6 @@ def _written(inputs: Sequence[str]) -> str:
     if len(inputs) == 1:
         return f"{{{inputs[0]}}}"
     return " ".join(f"{key}: {{{key}}}" for key in inputs)
-
-
-def _metric(answer: _Column) -> str:
-    numbers = answer.kinds <= {int, float} and len(answer.values) > 1
-    return "Pearson-Correlation" if numbers else "EM"
 
 
 def _size(answer: _Column, n_rows: int, files: Mapping[str, Path]) -> tuple[Any, str]:

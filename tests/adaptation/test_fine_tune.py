@@ -32,6 +32,7 @@ def module_of(model: SkilledModel, **optim: Any) -> TextToTextModule:
         ([0.9, 0.5, 0.3, 0.2], 0, 0.9),
         ([math.nan, math.nan, 0.0, math.nan], 4, 0.0),
         ([0.1, 0.5, 0.5, 0.5], 2, 0.5),
+        ([0.1, 1.0], 2, 1.0),  # no step could be better
     ],
 )
 def test_the_weights_of_the_best_score_are_kept(monkeypatch, scores, kept, best) -> None:

@@ -214,7 +214,7 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
         ((low,), "trial adapt.warmup=-1: adapt.warmup"),
         (
             (GRID, "--tasks", "test"),
-            "--tasks selects no task; give names separated by commas, or test",
+            "--tasks selects no task; give names separated by commas, a file",
         ),
     ):
         assert message in refused(search.main, *arguments(folder, out, *more))

@@ -167,8 +167,8 @@ input: "Mail: {message}"
 source: {train: train.jsonl, dev: dev.jsonl, test: test.jsonl}
 tasks:
   intent: {output: "{label}", options: from train}
-  mood: {output: "{mood}", options: [good, "bad|"]}
-  reply: {output: "{answer}", columns: [id]}
+  mood: {k: 10, output: "{mood}", options: [good, "bad|"]}
+  reply: {k: 10, output: "{answer}", columns: [id]}
   unseen: {side: test, output: "{mood}", options: [good, "bad|"]}
 """
 
@@ -198,6 +198,7 @@ def declared(tmp_path: Path, monkeypatch, caplog, capsys) -> tuple[Path, str]:
 def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, capsys) -> None:
     path, shown = declared
     assert "scored options: 2 tasks; generated: 1" in shown
+    assert "intent has 79 % of all rows; see data.sampler" in shown
     assert "mood, dev rows: 1 of 3 answers are not among the options, such as 'unsure'" in shown
     with (path / "results.csv").open() as file:
         metrics = {row["task"]: row["metric"] for row in csv.DictReader(file)}

@@ -153,8 +153,10 @@ def test_each_folder_is_read_without_a_change(make, tmp_path, monkeypatch, capsy
     (task,) = load_tasks(proposed(Path("data"), capsys)).values()
     records = read_records(task.source.train, (), task.source.delimiter)
     assert list(convert(task, "train", records)) == expected
-    few = len({answer for _, answer in expected}) < 30
-    assert task.kind == ("classification" if few or make is many_labels else "text-to-text")
+    labels = tuple(sorted({answer for _, answer in expected}))
+    labels = {77: ("from train",), 30: ()}.get(len(labels), labels)
+    assert task.kind == ("classification" if labels else "text-to-text")
+    assert (task.options, task.metric) == (labels, "accuracy" if labels else "exact")
 
 
 @pytest.mark.slow
@@ -166,6 +168,8 @@ def test_each_proposal_trains_as_printed(make, tmp_path, monkeypatch, capsys) ->
     short = ["trainer.max_steps=2", "data.max_eval_rows=2", "data.batch_size=2", "skills.rank=2"]
     words = ["--tasks", str(file), "-k", *short, "run.name=x"]
     assert run_command(lambda: train.main(words)) == 0
+    scored = "0 tasks; generated: 1" if make is long_texts else "1 tasks; generated: 0"
+    assert f"scored options: {scored}" in capsys.readouterr().out
     lengths = yaml12.read_yaml("runs/x/config.yaml", TaskError)["data"]
     assert (lengths["max_input_length"] > 1000) == (make is long_texts)
     assert lengths["max_input_length"] < 4096
@@ -192,7 +196,7 @@ def test_names_splits_and_notes(tmp_path, monkeypatch) -> None:
         "test": "data/boolq/test.csv",
     }
     assert tree["e"]["output"] == "{label|name}"
-    assert tree["e"]["labels"] == ["false", "true"]
+    assert tree["e"]["labels"] == tree["e"]["options"] == ["false", "true"]
     assert "# d: no columns for input and output among: messages" in text
     assert "# only: no training file, only data/only_test.csv" in text
     assert re.search(r"kind: classification  # 2 labels: 'label 0' 20, 'label 1' 20", text)
