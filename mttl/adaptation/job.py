@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from mttl.config.config_errors import format_errors
 from mttl.config.data_schema import Data
 from mttl.config.load import Tree, with_value
 from mttl.config.schema import Config
-from mttl.config.section import AS_TRAINED
+from mttl.config.section import AS_TRAINED, Section
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.task_options import wanted_options
@@ -37,6 +37,7 @@ from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 
 _log = logging.getLogger(__name__)
 
+C = TypeVar("C", bound=Section)
 CONTEXT = 1024  # default tokens of an input with examples
 
 
@@ -56,15 +57,15 @@ def job_config(config: Config, form: Mapping[str, Any]) -> Config:
     return config.model_copy(update={"optim": config.optim.model_copy(update=rates), "data": rows})
 
 
-def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
+def with_settings(config: C, values: Mapping[str, Any]) -> C:
     """Return a configuration with some settings changed, validated."""
     tree: Tree = config.model_dump(mode="json")
     for name, value in values.items():
         tree = with_value(tree, name, value)
     try:
-        return Config.model_validate(tree)
+        return type(config).model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(format_errors(error, tree, {}, Config)) from None
+        raise ConfigError(format_errors(error, tree, {}, type(config))) from None
 
 
 def ranking_mode(config: Config) -> str:

@@ -49,8 +49,9 @@ class ExistingRuns:
             if not any(score.seed == seed for score in self.scores):
                 results = RunFolder(folder).require_results()
                 yield (
-                    f"'{results}' has no test scores (data.evaluate: [test]). Remove the run from "
-                    "--runs; mttl compare RUN shows other scores, those of BabyAI included"
+                    f"'{results}' has no test scores (data.evaluate: [test], or of levels "
+                    "rl.evaluation.choose: [greedy]). Remove the run from --runs; mttl compare RUN "
+                    "shows other scores"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
             places = [folder / f"adapt-{mode}" for folder in self.folders]

@@ -51,17 +51,25 @@ class TableRow(NamedTuple):
 
 
 def read_seen(path: Path, method: str, seed: int, fold: int = 0) -> list[TaskScore]:
-    """Return the test scores of the training tasks in ``results.csv``."""
-    return [
-        TaskScore(
-            *(method, "", seed, "seen", row["task"]),
-            sample=int(to_number(row["sample"], f"'{path}': a sample", MttlError)),
-            score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
-            fold=fold,
+    """Return the test scores of the training tasks in ``results.csv``.
+
+    Those of levels are the success rates of policies with their most probable actions.
+    """
+    found = []
+    for row in read_table(path, MttlError, ["task", "split", "sample", "score"]):
+        policy = (row["sample"], row.get("metric")) == ("greedy", "success")
+        if row["task"] == "mean" or not (policy or row["split"] == "test"):
+            continue
+        sample = "0" if policy else row["sample"]
+        found.append(
+            TaskScore(
+                *(method, "", seed, "seen", row["task"]),
+                sample=int(to_number(sample, f"'{path}': a sample", MttlError)),
+                score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
+                fold=fold,
+            )
         )
-        for row in read_table(path, MttlError, ["task", "split", "sample", "score"])
-        if row["split"] == "test" and row["task"] != "mean"
-    ]
+    return found
 
 
 def check_rows(
