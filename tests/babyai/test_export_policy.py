@@ -74,7 +74,6 @@ def test_an_exported_policy_has_the_logits_of_the_run(tmp_path: Path) -> None:
     [
         (["--task", "MiniGrid-Empty-5x5-v1"], "has no level 'MiniGrid-Empty-5x5-v1'. Did you"),
         (["--task", LEVEL, "--rank", "2"], "has policies, which have no --rank; export the"),
-        (["--average"], "has policies, which have no --average; export the policy of a level"),
     ],
 )
 def test_mistakes_are_explained(tmp_path: Path, given: list[str], message: str) -> None:

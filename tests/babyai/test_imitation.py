@@ -142,7 +142,7 @@ def test_films_show_every_step(whole, tmp_path, capsys) -> None:
     ("change", "message"),
     [
         ({"--out": "film.avi"}, "film.avi' must end in .gif or .mp4"),
-        ({"--level": "GoToMars"}, "has no task 'GoToMars'"),
+        ({"--level": "GoToMars"}, "has no level 'GoToMars'"),
         ({"run": "nowhere"}, "nowhere"),
         (
             {"--episode": "0 1", "--level": " ".join(LEVELS)},
