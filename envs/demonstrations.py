@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
+from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from envs.files import load_arrays, written_whole
@@ -74,8 +75,10 @@ def demonstrate(level: str, seed: int) -> Demonstration:
         BotFailed: If the bot gives up, plans for too long, or runs out of time.
     """
     env = make_game(find_level(level))
+    if not isinstance(env.unwrapped, RoomGridLevel):
+        raise LevelError(f"minigrid's bot plays only BabyAI's levels and subclasses, not '{level}'")
     seen, _ = env.reset(seed=seed)
-    bot = _BoundedBot(env)
+    bot = _BoundedBot(env.unwrapped)
     images, directions, actions = [], [], []
     terminated = truncated = False
     reward: Any = 0
@@ -98,7 +101,7 @@ def demonstrate(level: str, seed: int) -> Demonstration:
     return Demonstration(
         level,
         seed,
-        env.mission,
+        env.unwrapped.mission,
         np.stack(images),
         np.array(directions, np.uint8),
         np.array(actions, np.uint8),

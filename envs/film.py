@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs.files import written_whole
 from envs.game import make_game
-from envs.levels import find_level
+from envs.levels import LevelError, find_level
 
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 # Font size in pixels for pictures of the width NARROW or less; it grows with the width.
@@ -116,13 +116,16 @@ def replay(
     """Return the mission and the S + 1 pictures of an episode, without captions.
 
     Raises:
-        LevelError: If there is no such level.
+        LevelError: If there is no such level, or minigrid cannot draw it.
         ValueError: If the episode ends before the last action.
     """
     env = make_game(find_level(level))
     env.reset(seed=seed)
-    tile = max(8, side // max(env.width, env.height))
-    pictures = [env.get_frame(tile_size=tile)]
+    world = env.unwrapped
+    if not hasattr(world, "get_frame"):
+        raise LevelError(f"level '{level}' is not an environment of minigrid, which draws films")
+    tile = max(8, side // max(world.width, world.height))
+    pictures = [world.get_frame(tile_size=tile)]
     ended = False
     for step, action in enumerate(actions):
         if ended:
@@ -132,8 +135,8 @@ def replay(
             )
         _, _, terminated, truncated, _ = env.step(int(action))
         ended = terminated or truncated
-        pictures.append(env.get_frame(tile_size=tile))
-    return env.mission, pictures
+        pictures.append(world.get_frame(tile_size=tile))
+    return world.mission, pictures
 
 
 def with_caption(

@@ -1,4 +1,4 @@
-"""The BabyAI levels of minigrid: ids and required competencies.
+"""The BabyAI levels of minigrid: ids and required competencies; names of other levels.
 
 The competencies of published levels are those of the paper's table. Minigrid's other levels are
 smaller, larger or special cases; theirs are derived from the content of the level.
@@ -26,7 +26,7 @@ class Level:
     """One level.
 
     Attributes:
-        name: Short name, such as "GoToLocal".
+        name: Short name, such as "GoToLocal"; of other levels, the id or ``module:Class``.
         id: Name in gymnasium's registry, such as "BabyAI-GoToLocal-v0".
         competencies: Required competencies, in the order of `COMPETENCIES`.
     """
@@ -110,12 +110,25 @@ LEVELS = {
 
 
 def find_level(name: str) -> Level:
-    """Return the level of a short name; LevelError with similar names if there is none."""
-    if name in LEVELS:
-        return LEVELS[name]
-    folded = {known.lower(): known for known in LEVELS}
+    """Return the level of a short name, of an id in gymnasium's registry, or of ``module:Class``.
+
+    Raises:
+        LevelError: If there is none, with similar names. Classes are only imported by `make_game`.
+    """
+    if ":" in name:
+        return Level(name, name, ())
+    ids = {level.id: level for level in LEVELS.values()}
+    if found := LEVELS.get(name) or ids.get(name):
+        return found
+    import gymnasium  # not needed for short names
+    import minigrid  # noqa: F401  registers its environments
+
+    if name in gymnasium.registry:
+        return Level(name, name, ())
+    others = (known for known in gymnasium.registry if known.startswith("MiniGrid-"))
+    folded = {known.lower(): known for known in (*LEVELS, *others)}
     bare = name.removeprefix("BabyAI-").removesuffix("-v0").lower()
     close = difflib.get_close_matches(bare, folded, n=3, cutoff=0.4)
     nearest = " or ".join(f"'{folded[match]}'" for match in close)
-    hint = f"did you mean {nearest}?" if close else "see envs.levels.LEVELS."
-    raise LevelError(f"unknown level '{name}'; {hint}")
+    allowed = "use a name of envs.levels.LEVELS, an id of gymnasium, or module:Class."
+    raise LevelError(f"unknown level '{name}'; {f'did you mean {nearest}?' if close else allowed}")

@@ -1,6 +1,7 @@
 """A vector environment in this process, which steps its environments one after another."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from envs.game import Game, make_game
+from envs.game import make_game
 from envs.interface import VIEW, Observation, SimulationError, Transition, VectorEnv, slot_seed
-from envs.levels import LEVELS
+from envs.levels import find_level
 from envs.vocabulary import MISSION_LENGTH, encode
 
 Place = tuple[int, ...]  # of a slot: level, number
@@ -49,7 +50,7 @@ class _Game:
         actions: Actions of the episode, a digit each.
     """
 
-    env: Game
+    env: Any
     episode: int = -1
     start: Any = None
     actions: str = ""
@@ -57,6 +58,8 @@ class _Game:
 
 class LocalVectorEnv(VectorEnv):
     """Environments that step one after another; see `envs.vector.make_vector_env`.
+
+    An episode ends after ``max_steps``, and at the limit of its level at the latest.
 
     If they are a part of a larger vector environment, ``stride`` is its N, the step between a
     slot's evaluation episodes, and ``slots`` (T, N) is the array of `SLOT` for input and output.
@@ -70,6 +73,7 @@ class LocalVectorEnv(VectorEnv):
         seed: int,
         evaluation: bool = False,
         first_slot: int = 0,
+        max_steps: int | None = None,
         stride: int | None = None,
         slots: np.ndarray | None = None,
     ) -> None:
@@ -78,10 +82,12 @@ class LocalVectorEnv(VectorEnv):
             **{"seed": seed, "evaluation": evaluation, "first_slot": first_slot},
             "stride": stride or n_slots,
         }
+        self._max_steps = max_steps or math.inf
         shape = len(self.levels), n_slots
         self._slots = np.zeros(shape, SLOT) if slots is None else slots
         self._games = {
-            place: _Game(make_game(LEVELS[self.levels[place[0]]])) for place in np.ndindex(*shape)
+            place: _Game(make_game(find_level(self.levels[place[0]])))
+            for place in np.ndindex(*shape)
         }
 
     def reset(self) -> Observation:
@@ -106,6 +112,8 @@ class LocalVectorEnv(VectorEnv):
         ):
             seen, reward[place], done, late = self._play(place, action)
             game.actions += str(action)
+            limit = min(self._max_steps, getattr(game.env.unwrapped, "max_steps", math.inf))
+            late = late or len(game.actions) >= limit
             terminated[place], truncated[place] = done, late and not done
             if done or late:
                 self._begin(place)
@@ -170,7 +178,7 @@ class LocalVectorEnv(VectorEnv):
             if game.start is not None:
                 game.env.np_random.bit_generator.state = game.start
             seen, _ = game.env.reset(seed=self._seed(place) if game.start is None else None)
-            self._slots["seen"]["mission"][place] = encode(seen["mission"])
+            self._slots["seen"]["mission"][place] = encode(seen["mission"], self.levels[place[0]])
         except Exception as error:
             raise self._failure(place, error) from error
         self._show(place, seen)

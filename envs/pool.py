@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Int
 
 from envs.interface import Observation, SimulationError, Transition, VectorEnv, slot_seed
-from envs.levels import LEVELS
+from envs.levels import LEVELS, LevelError
 from envs.local import SLOT, observation_of
 from envs.vocabulary import encode
 
@@ -35,6 +35,7 @@ class PoolVectorEnv(VectorEnv):
     Raises:
         ImportError: If envpool is not installed.
         ValueError: If ``evaluation`` is set.
+        LevelError: If a level is not one of BabyAI's.
     """
 
     def __init__(
@@ -50,6 +51,11 @@ class PoolVectorEnv(VectorEnv):
         if evaluation:
             raise ValueError(
                 "backend 'envpool' cannot seed single episodes; evaluate with backend 'minigrid'"
+            )
+        if other := [level for level in self.levels if level not in LEVELS]:
+            raise LevelError(
+                f"backend 'envpool' has only BabyAI's levels, not '{other[0]}'; use backend "
+                "'minigrid'"
             )
         try:
             self._envpool: Any = importlib.import_module("envpool")

@@ -32,6 +32,7 @@ def make_vector_env(
     n_workers: int = 0,
     evaluation: bool = False,
     first_slot: int = 0,
+    max_steps: int | None = None,
 ) -> VectorEnv:
     """Return N environments of each of T levels.
 
@@ -46,6 +47,7 @@ def make_vector_env(
         n_workers: Number of worker processes; 0 runs the environments in this process.
         evaluation: Whether to play the fixed evaluation episodes.
         first_slot: Number of the first slot, which differs between ranks of a distributed run.
+        max_steps: Steps after which an episode is truncated, if its level does not end it earlier.
 
     Raises:
         LevelError: If a level is unknown or listed twice, or there is none.
@@ -53,6 +55,7 @@ def make_vector_env(
     common: dict[str, Any] = {"seed": seed, "evaluation": evaluation, "first_slot": first_slot}
     if backend == "envpool":
         return PoolVectorEnv(levels, n_slots, **common)
+    common["max_steps"] = max_steps
     if n_workers:
         return WorkerVectorEnv(levels, n_slots, n_workers=n_workers, **common)
     return LocalVectorEnv(levels, n_slots, **common)

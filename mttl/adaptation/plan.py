@@ -6,9 +6,9 @@ All results in a folder have the same settings and inventory.
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from pydantic.dataclasses import dataclass
 
 from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
@@ -22,6 +22,7 @@ from mttl.io.record import STRICT
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import refuse_reserved, select_tasks
 
+SUCCESS = "success"  # the metric of policies
 # A score; null in a file if it is undefined or was not computed.
 Score = Annotated[
     float,
@@ -45,7 +46,10 @@ class FewShotJob:
 
 @dataclass(frozen=True, config=STRICT)
 class FewShotResult:
-    """Scores of one job; answers are those to development rows if the test was not scored."""
+    """Scores of one job; answers are those to development rows if the test was not scored.
+
+    Those of a level are the success rates of a policy's most probable actions.
+    """
 
     task: str
     sample: int
@@ -59,6 +63,16 @@ class FewShotResult:
     n_answers: int = 0
     begun_as: str | None = None  # trained task whose routing weights were the initial ones
     rows: str = ""  # digest of rows and metric, from `mttl.tasks.folder.Gym.digest`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_level(cls, row: Any) -> Any:
+        """Accept a `mttl.babyai.new_levels.LevelResult` as well."""
+        if not isinstance(row, dict) or "level" not in row:
+            return row
+        rates = dict.fromkeys(("dev", "test"), row.get("greedy"))
+        names = {"task": row["level"], "sample": 0, "metric": SUCCESS, "step": 0, "n_empty": 0}
+        return names | rates | {name: row.get(name) for name in ("seed", "n_trained")}
 
     @property
     def job(self) -> FewShotJob:

@@ -21,19 +21,30 @@ from typing import Any
 
 from rich.table import Table
 
+from envs.interface import check_levels
+from envs.levels import LevelError
 from mttl.adaptation import plan
 from mttl.adaptation.new_tasks import Adaptation
-from mttl.adaptation.plan import FewShotJob, FewShotResult, Results, read_samples
+from mttl.adaptation.plan import (
+    SUCCESS,
+    FewShotJob,
+    FewShotResult,
+    Results,
+    check_folder,
+    read_samples,
+)
 from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.adaptation.search_study import TrialResults, Values, open_study, search_ranges
 from mttl.adaptation.shard import Shard, start_workers
+from mttl.checkpoints.inventory_files import inventory_digest, inventory_folder
 from mttl.checkpoints.run_callbacks import USELESS
 from mttl.checkpoints.run_folder import PLACE, RunFolder, check_still_there, dotted_settings
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import Tree, dump_config, with_settings, with_value
 from mttl.config.schema import Config, Search
 from mttl.io import yaml12
-from mttl.io.errors import ConfigError, DivergedError, MttlError, some
+from mttl.io.errors import ConfigError, DivergedError, MttlError, raised_as, some
 from mttl.io.files import locked, write_table, write_text
 from mttl.io.reading import read_json, read_table, read_text, to_number
 from mttl.runtime.child_process import with_parent
@@ -106,7 +117,7 @@ def best_fragment(trials: Sequence[Trial]) -> str:
     for name, value in best.values.items():
         tree = with_value(tree, name, value)
     return (
-        f"# The best of {len(trials)} trials: {100 * best.score:.1f} % on the development rows of\n"
+        f"# The best of {len(trials)} trials: {100 * best.score:.1f} % on development data of\n"
         f"# {', '.join(best.task_scores)} (mean over tasks).\n" + yaml12.dump(tree)
     )
 
@@ -135,9 +146,11 @@ def trials_table(trials: Sequence[Trial], title: str) -> Table:
         cells = [trial.values.get(name, "") for name in names]
         shown = [f"{value:.3g}" if isinstance(value, float) else value for value in cells]
         table.add(*shown, 100 * trial.score, len(trial.results))
+    levels = best.results[0].metric == SUCCESS
     table.caption = (
-        f"dev: mean over {', '.join(best.task_scores)} on development rows. Test rows were not "
-        "read. trials.csv has the score of each task"
+        f"dev: mean over {', '.join(best.task_scores)} on development "
+        f"{'episodes' if levels else 'rows. Test rows were not read'}. trials.csv has the score of "
+        f"each {'level' if levels else 'task'}"
     )
     if silent := silent_tasks(best.results):
         table.caption += f". All answers of the best trial are empty on {some(silent)}"
@@ -189,14 +202,25 @@ class AdaptationTrials:
 
 
 @dataclass(frozen=True)
-class TrainingTrials:
-    """Trials that are trainings; finished ones are reused, interrupted ones continue."""
+class CommandTrials:
+    """Trials that are commands: trainings, or the adaptations of policies in ``jobs``.
 
-    config: Config
-    may_change = (MAY_CHANGE,)
+    Finished ones are reused, interrupted ones continue.
+    """
+
+    config: Config | BabyAIConfig
+    source: str | None = None
+    jobs: tuple[FewShotJob, ...] = ()
+
+    @property
+    def may_change(self) -> tuple[Sequence[str], ...]:
+        """Settings that may differ between processes, and those that they share."""
+        return (plan.MAY_CHANGE, plan.SHARED) if self.jobs else (MAY_CHANGE,)
 
     def results(self, place: Path) -> TrialResults:
-        """Return the development scores of a training; empty if it has not finished."""
+        """Return the development scores of a trial; empty if it has not finished."""
+        if self.jobs:
+            return job_results(place, self.jobs)
         path = RunFolder(place).results
         columns = ["task", "split", "metric", "score"]
         rows = read_table(path, MttlError, columns) if path.is_file() else []
@@ -210,23 +234,34 @@ class TrainingTrials:
                 n_empty=0,
             )
             for row in rows
-            if row["split"] == "dev" and row["task"] != MEAN
+            if row["split"] in ("dev", "evaluation")
+            and row["task"] != MEAN
+            and row["metric"] != "steps"
         )
 
     def run(self, values: Values, place: Path, count: Count, diverged: Diverged) -> None:
-        """Run the training of a trial, unless it has finished."""
+        """Run the command of a trial, unless it has finished."""
         with diverged.noted(place.name):
             if not self.results(place):
-                self._train(values, place)
+                self._call(values, place)
             note_values(place, values)
-            count.advance()
+            count.advance(max(1, len(self.jobs)))
 
-    def _train(self, values: Values, path: Path) -> None:
-        settings = {"run.dir": str(path.parent), "run.name": path.name, "data.evaluate": ["dev"]}
+    def _call(self, values: Values, path: Path) -> None:
+        settings = {"run.dir": str(path.parent), "run.name": path.name}
+        if isinstance(self.config, Config):
+            settings |= {"data.evaluate": ["dev"]}
+        else:  # the final evaluation plays other episodes
+            seed = self.config.rl.evaluation.seed + 1
+            settings |= {"rl.evaluation.seed": seed, "rl.evaluation.choose": ["greedy"]}
         file = path.parent / f"{path.name}.yaml"
         write_text(file, dump_config(with_settings(self.config, {**values, **settings})))
-        command = [sys.executable, "-m", "mttl", "train", "-c", str(file)]
-        command += ["--resume"] if path.is_dir() else []
+        command = ["train", "-c", str(file), *(["--resume"] if path.is_dir() else [])]
+        if self.jobs:
+            levels = ",".join(dict.fromkeys(job.task for job in self.jobs))
+            command = ["adapt", "-c", str(file), "--from", str(self.source), "--tasks", levels]
+            command += ["--out", str(path), "--allow-seen"]  # checked before
+        command = [sys.executable, "-m", "mttl", *command]
         how: dict[str, Any] = {"stderr": subprocess.STDOUT, "preexec_fn": with_parent()}
         with (path.parent / f"{path.name}.log").open("a", encoding="utf-8") as log:
             ended = subprocess.run(command, stdout=log, check=False, **how)
@@ -237,7 +272,7 @@ class TrainingTrials:
 
 
 @only_warnings("mttl.data")  # every job reads small files
-def search_run(config: Config, options: Namespace, command: Sequence[str]) -> None:
+def search_run(config: Config | BabyAIConfig, options: Namespace, command: Sequence[str]) -> None:
     """Run the search, write the results and print a table."""
     console, status = make_console(), make_console(stderr=True)
     search, shard = check_search(config), options.shard
@@ -247,7 +282,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
             "--storage shares the trials of search.ranges; share those of search.grid and "
             "search.points by --shard or --workers"
         )
-    work: AdaptationTrials | TrainingTrials
+    work: AdaptationTrials | CommandTrials
     title, jobs = "Search of training (%)", []
     if search.trains:
         given = {"--from": options.source, "--samples": options.samples}
@@ -259,7 +294,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
                 f"{', '.join(useless)} would have no effect in a search of training settings "
                 f"({named}), which trains on the training tasks; remove it"
             )
-        if config.data.split == "train+dev":
+        if isinstance(config, Config) and config.data.split == "train+dev":
             raise ConfigError(
                 "data.split 'train+dev' trains on the rows that a search scores; use -k "
                 "data.split=train data.validation=dev, and train with the result on both"
@@ -267,7 +302,7 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
         folder = Path(options.out or Path(config.run.dir) / f"search-{config.run.name}")
         problem = f"the trials in '{folder}' were made with other settings"
         keep_settings(folder / "config.yaml", dump_config(config), problem, ignore=MAY_CHANGE)
-        work = TrainingTrials(config)
+        work = CommandTrials(config)
     else:
         if options.source is None:
             raise ConfigError(f"{named} are settings of adaptation; name a run with --from RUN")
@@ -276,16 +311,29 @@ def search_run(config: Config, options: Namespace, command: Sequence[str]) -> No
                 "--workers and --shard do not work with search.ranges, whose trials depend on "
                 "earlier scores; remove them and start the command several times with --storage"
             )
-        chosen = {"samples": read_samples(options.samples), "allow_seen": options.allow_seen}
-        chosen |= {"backbone": options.backbone, "splits": ("dev",)}
-        adaptation = Adaptation.load(config, options.source, options.tasks, **chosen)
-        folder = Path(options.out or adaptation.folder(f"search-{config.adapt.mode}"))
-        adaptation.check_folder(folder)
-        if options.workers > 1:
-            start_workers(options.workers, shard, command)
-        adaptation.to_device(shard.number)
-        work, jobs = AdaptationTrials(adaptation, shard), adaptation.jobs
         title = f"Search, mode {config.adapt.mode} (%)"
+        if isinstance(config, BabyAIConfig):
+            for name, value in {"samples": options.samples, "workers": shares or None}.items():
+                if value is not None:
+                    raise ConfigError(f"--{name} is only for text-to-text tasks; remove it")
+            names = config.adapt.levels if options.tasks == "dev" else options.tasks.split(",")
+            with raised_as(ConfigError, "adapt.levels or --tasks", LevelError):
+                names = check_levels(names)
+            jobs = [FewShotJob(level, 0, seed) for level in names for seed in config.adapt.seeds]
+            skills = inventory_folder(options.source)
+            folder = Path(options.out or skills.absolute().parent / f"search-{config.adapt.mode}")
+            check_folder(folder, dump_config(config), inventory_digest(skills))
+            work = CommandTrials(config, options.source, tuple(jobs))
+        else:
+            chosen = {"samples": read_samples(options.samples), "allow_seen": options.allow_seen}
+            chosen |= {"backbone": options.backbone, "splits": ("dev",)}
+            adaptation = Adaptation.load(config, options.source, options.tasks, **chosen)
+            folder = Path(options.out or adaptation.folder(f"search-{config.adapt.mode}"))
+            adaptation.check_folder(folder)
+            if options.workers > 1:
+                start_workers(options.workers, shard, command)
+            adaptation.to_device(shard.number)
+            work, jobs = AdaptationTrials(adaptation, shard), adaptation.jobs
 
     points = points_of(search)
     n_trials, n_tried = len(points) or search.trials, 0
@@ -350,7 +398,7 @@ def points_of(search: Search) -> list[Values]:
     return search.points or (grid_points(search.grid) if search.grid else [])
 
 
-def check_search(config: Config) -> Search:
+def check_search(config: Config | BabyAIConfig) -> Search:
     """Return the search settings; raises a `ConfigError` if a trial is invalid."""
     search = config.search
     if not search.names:

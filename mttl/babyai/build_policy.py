@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from envs.vocabulary import N_TOKENS
+from envs.vocabulary import count_tokens
 from mttl.assembly.build_router import build_router, count_skills
 from mttl.assembly.saved_settings import read_settings
 from mttl.babyai.policy import Policy
@@ -49,6 +50,12 @@ def policy_settings(config: BabyAIConfig) -> PolicySettings:
     return PolicySettings(**network, skills=config.skills, router=config.router)
 
 
+def network_arguments(network: PolicyNetwork, levels: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `Policy` for levels."""
+    sizes = {"n_tokens": count_tokens(levels), "word_size": network.instruction_size}
+    return {**sizes, **network.model_dump()}
+
+
 def _from_settings(
     saved: SavedInventory, levels: Sequence[str], *, trained: bool = False
 ) -> ComposedModel:
@@ -63,7 +70,7 @@ def _assemble(
     settings: PolicySettings, levels: Sequence[str], *, trained: bool = False
 ) -> ComposedModel:
     network, skills, router = settings.policy, settings.skills, settings.router
-    policy = Policy(N_TOKENS, word_size=network.instruction_size, **network.model_dump())
+    policy = Policy(**network_arguments(network, levels))
     n_skills = count_skills(skills.n_skills, router, len(levels))
     inventory = ModuleInventory(
         policy,

@@ -86,7 +86,7 @@ def _of_level(record: Sequence[Demonstration], level: str) -> LevelDemonstration
         images=np.concatenate([episode.images for episode in own]),
         actions=np.concatenate([episode.actions for episode in own]),
         lengths=np.array([len(episode.actions) for episode in own], np.int64),
-        missions=np.stack([encode(episode.mission) for episode in own]),
+        missions=np.stack([encode(episode.mission, level) for episode in own]),
     )
 
 

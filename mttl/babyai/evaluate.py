@@ -32,13 +32,16 @@ def play_levels(
     n_episodes: int,
     seed: int,
     choose: Choice,
+    max_steps: int | None = None,
 ) -> Episodes:
     """Return the first episodes of every level, played by the corresponding task of the model.
 
-    The model plays in evaluation mode. The seed is that of episodes and sampled actions.
+    The model plays in evaluation mode. The seed is that of episodes and sampled actions. An episode
+    that has not ended after ``max_steps``, or at the limit of its level, is no success.
     """
     n_slots = min(N_SLOTS, n_episodes)
-    environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True)
+    limit = {"evaluation": True, "max_steps": max_steps}
+    environments = make_vector_env(levels, n_slots, seed=seed, **limit)
     shown, total = status or Console(quiet=True), len(levels) * n_episodes
     with counting(shown, f"playing, {choose}", total) as count:
         tasks = range(len(levels))
@@ -46,10 +49,18 @@ def play_levels(
 
 
 def play_episode(
-    model: ComposedModel, task: int, level: str, episode: int, *, seed: int, choose: Choice
+    model: ComposedModel,
+    task: int,
+    level: str,
+    episode: int,
+    *,
+    seed: int,
+    choose: Choice,
+    max_steps: int | None = None,
 ) -> tuple[list[int], bool]:
     """Return the actions of one episode of `play_levels`, and whether it succeeded."""
-    environments = make_vector_env([level], 1, seed=seed, evaluation=True, first_slot=episode)
+    limit = {"evaluation": True, "max_steps": max_steps}
+    environments = make_vector_env([level], 1, seed=seed, first_slot=episode, **limit)
     own = slot_seed(seed, level, episode, evaluation=True)
     played, actions = _play(model, [task], environments, 1, choose, own)
     return [int(action.item()) for action in actions], bool(played.success.item())

@@ -1,6 +1,7 @@
 """Adaptation of trained policies to new levels: `mttl adapt` for BabyAI."""
 
 import copy
+import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.config.section import AdaptMode, RowInit
-from mttl.io.errors import ConfigError, TaskError, raised_as
+from mttl.io.errors import ConfigError, raised_as
 from mttl.io.record import Record
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
@@ -109,23 +110,16 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
     Raises:
         ConfigError: If an option is for text, levels are missing, or earlier results have other
             settings.
-        TaskError: If a level was trained on.
         CheckpointError: If the run has no policies.
         TrainingError: If an environment fails; or, after the other jobs, if some diverged.
     """
     for name, default in FOR_TEXT.items():
         if getattr(options, name) != default:
             raise ConfigError(f"--{name} is only for text-to-text tasks; leave it out")
-    levels = None if options.tasks == "test" else options.tasks.split(",")
+    levels = None if options.tasks in ("test", "dev") else options.tasks.split(",")
     with raised_as(ConfigError, "--tasks" if levels else "adapt.levels", LevelError):
         names = check_levels(levels or config.adapt.levels)
-    model, trained_on = load_policies(options.source)
-    seen = [name for name in names if name in trained_on]
-    if seen and not options.allow_seen:
-        raise TaskError(
-            f"the run was trained on {', '.join(seen)}. Choose other levels, or allow trained ones "
-            "by --allow-seen"
-        )
+    model, _ = load_policies(options.source)
     skills = read_inventory(options.source).folder
     folder = Path(options.out or skills.absolute().parent / f"adapt-{config.adapt.mode}")
     shared = ("trainer.precision", "trainer.gradient_clip_val")
@@ -135,7 +129,8 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
     results = ResumableJobs(folder / "results.jsonl", LevelResult)
 
     def work(job: LevelJob, on_step: Callable[[], object]) -> LevelResult:
-        rows = MetricsFile(folder / "curves" / f"{job.level}-{job.seed}.csv")
+        name = re.sub(r"\W+", "-", job.level)  # "./file.py:Class" is not a file's name
+        rows = MetricsFile(folder / "curves" / f"{name}-{job.seed}.csv")
         return _run_job(config, model, options.source, job, rows, status)
 
     def shown(result: LevelResult) -> str:
@@ -194,7 +189,7 @@ def _run_job(
         _learn(config, model, job, rows, status)
     scores = {}
     for choose in CHOICES:
-        played = rl.evaluation.model_dump(include={"n_episodes", "seed"})
+        played = rl.evaluation.model_dump(exclude={"choose"})
         episodes = play_levels(model, [level], status, choose=choose, **played)
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())

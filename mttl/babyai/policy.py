@@ -1,5 +1,7 @@
 """The policy network of BabyAI 1.1: FiLM over a bag-of-words image, with an LSTM memory.
 
+Exported policies have a copy of this file, so it imports nothing but torch.
+
 ::
 
     missions ─ words ─ GRU ──────────────┐ (one state per distinct mission)
@@ -12,15 +14,19 @@
 running statistics or fused recurrent layers.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from envs.interface import N_ACTIONS, VIEW
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Integer
 
+N_ACTIONS, VIEW = 7, 7  # those of envs.interface
 TILE_CHANNELS, TILE_VALUES = 3, 147  # type, colour and door state of a cell; values of each
 # The best of the fixed group widths of Wu and He, arXiv:1803.08494.
 CHANNELS_PER_GROUP = 16

@@ -57,6 +57,7 @@ class Agent:
 
     def __call__(self, seen: Observation, begins: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return logits (T, N, A) and values (T, N) of one observation, and update the memory."""
+        check_words(seen.mission, self.model)
         missions = torch.from_numpy(seen.mission)
         logits, values, self.memory = self.model.run(
             self._parameters,
@@ -68,6 +69,15 @@ class Agent:
         )
         # Half precision is too coarse for ratios of probabilities.
         return logits[:, 0].float(), values[:, 0].float()
+
+
+def check_words(missions: np.ndarray, model: ComposedModel) -> None:
+    """Raise a `CheckpointError` if policies have no vectors for the words of missions."""
+    if missions.max() >= len(model.base.get_parameter("words.weight")):
+        raise CheckpointError(
+            "the policies were trained with BabyAI's words only, and a mission has others; train a "
+            "run with such a level, or adapt with adapt.mode=from_scratch"
+        )
 
 
 def sample_actions(logits: Tensor, generator: torch.Generator) -> Tensor:

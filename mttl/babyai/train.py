@@ -24,7 +24,7 @@ from mttl.babyai.policy_module import (
     PpoModule,
 )
 from mttl.babyai.rl.learning_curve import EpisodeLog
-from mttl.babyai.rollouts import PolicyData, RolloutLoader
+from mttl.babyai.rollouts import PolicyData, RolloutLoader, check_words
 from mttl.checkpoints.run_folder import (
     RunFolder,
     check_still_there,
@@ -62,6 +62,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     """Train, evaluate and save policies; return success rate and mean steps of every level."""
     pl.seed_everything(config.run.seed, verbose=False)
     levels = check_levels(config.rl.levels)
+    make_vector_env(levels, 1, seed=0).close()  # rejects unsuitable environments
     model = build_policies(config, levels)
     learning = learning_of(config, model, levels)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
@@ -147,6 +148,8 @@ def _from_demonstrations(
     rl = config.rl
     assert rl.demonstrations is not None
     record = read_demonstrations(rl.demonstrations, levels)
+    for level in record:
+        check_words(level.missions, model)
     module = ImitationModule(model, levels, config.optim, rl)
 
     def open_data(trainer: pl.Trainer) -> AbstractContextManager[PolicyData]:
@@ -163,7 +166,7 @@ def _finish(
 ) -> list[Result]:
     """Evaluate, save the run, and return the results."""
     console, results = make_console(), list[Result]()
-    played = config.rl.evaluation.model_dump(include={"n_episodes", "seed"})
+    played = config.rl.evaluation.model_dump(exclude={"choose"})
     for choose in config.rl.evaluation.choose:
         status = Console(stderr=True)
         episodes = play_levels(model, levels, status, choose=choose, **played)

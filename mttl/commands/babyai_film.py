@@ -14,12 +14,16 @@ mission, step and action, and bars with the skill weights of the level.
 import argparse
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mttl.checkpoints.inventory_files import inventory_folder
-from mttl.commands.name_checks import check_run_task, run_tasks
+from mttl.commands.name_checks import check_levels, check_run_task, run_tasks
 from mttl.commands.options import NATURAL, CommandParser, command
 from mttl.io.errors import MttlError, raised_as
 from mttl.runtime.command import make_console
+
+if TYPE_CHECKING:
+    from mttl.config.babyai_schema import Evaluation
 
 ENDINGS = (".gif", ".mp4")
 
@@ -50,6 +54,7 @@ def main(options: argparse.Namespace) -> None:
         raise MttlError(problem)
     for level in levels:
         check_run_task(level, options.run)
+    check_levels(levels, "--level")
     from envs.film import Episode, film
     from envs.interface import slot_seed
     from mttl.analysis.skill_matching import align_groups, matched
@@ -58,8 +63,10 @@ def main(options: argparse.Namespace) -> None:
     from mttl.training.monitors import as_rows
 
     model, known = load_policies(options.run)
-    seed = evaluation_seed(options.run)
-    choose = "sampled" if options.sampled else "greedy"
+    evaluation = evaluation_of(options.run)
+    seed = evaluation.seed
+    played_as = {"seed": seed, "max_steps": evaluation.max_steps}
+    played_as["choose"] = "sampled" if options.sampled else "greedy"
     weights = as_rows(model.router.matrix())
     shares = matched(weights, align_groups(weights)).mean(0).tolist()  # of skills, by level
     films = inventory_folder(options.run).absolute().parent / "plots" / "films"
@@ -70,7 +77,7 @@ def main(options: argparse.Namespace) -> None:
         played = []
         for level in own:
             task = known.index(level)
-            actions, success = play_episode(model, task, level, number, seed=seed, choose=choose)
+            actions, success = play_episode(model, task, level, number, **played_as)
             begun = slot_seed(seed, level, number, evaluation=True)
             played.append(Episode(level, begun, actions, shares[task], success))
             outcome = f"{'success' if success else 'no success'} in {len(actions)} steps"
@@ -79,13 +86,13 @@ def main(options: argparse.Namespace) -> None:
             film(played, path)
 
 
-def evaluation_seed(run: Path) -> int:
-    """Return the seed of the run's evaluation episodes; the default without a configuration."""
+def evaluation_of(run: Path) -> "Evaluation":
+    """Return the run's settings of evaluation; the defaults without a configuration."""
     from mttl.checkpoints.saved_inventory import read_inventory
     from mttl.config.babyai_schema import BabyAIConfig, Evaluation
     from mttl.config.load import load_any_config
+    from mttl.config.plugin_section import LEAVE
 
     path = read_inventory(run).folder.absolute().parent / "config.yaml"
-    config = load_any_config([str(path)], plugins=None) if path.is_file() else None
-    evaluation = config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
-    return evaluation.seed
+    config = load_any_config([str(path)], plugins=LEAVE) if path.is_file() else None
+    return config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()

@@ -10,6 +10,7 @@ The episodes do not depend on the number of workers. The file is written atomica
 import argparse
 
 from envs.levels import PAPER_LEVELS, LevelError
+from mttl.commands.name_checks import check_levels
 from mttl.commands.options import NATURAL, POSITIVE, CommandParser, command
 from mttl.io.errors import MttlError, raised_as
 from mttl.runtime.command import make_console
@@ -32,19 +33,16 @@ def main(options: argparse.Namespace) -> None:
     if options.out.suffix != ".npz":
         raise MttlError(f"'{options.out}' must end in .npz (--out)")
     from envs.demonstrations import record_demonstrations, save_demonstrations
-    from envs.interface import check_levels
 
-    console = make_console()
-    with raised_as(MttlError, "", LevelError):
-        levels = check_levels(options.levels)
-        with counting_bar(console) as bars:
-            rows = {level: bars.add_task(level, total=options.episodes) for level in levels}
-            record = record_demonstrations(
-                *(options.levels, options.episodes),
-                seed=options.seed,
-                n_workers=options.workers,
-                progress=lambda level, n: bars.update(rows[level], completed=n),
-            )
+    levels, console = check_levels(options.levels, "--levels"), make_console()
+    with raised_as(MttlError, "", LevelError), counting_bar(console) as bars:
+        rows = {level: bars.add_task(level, total=options.episodes) for level in levels}
+        record = record_demonstrations(
+            *(levels, options.episodes),
+            seed=options.seed,
+            n_workers=options.workers,
+            progress=lambda level, n: bars.update(rows[level], completed=n),
+        )
     save_demonstrations(record, options.out)
     n_steps = sum(len(episode.actions) for episode in record)
     console.print(f"{len(record)} demonstrations with {n_steps} steps are in {options.out}")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import LambdaCallback
 
 from mttl.assembly.build_backbone import architecture, build_tokenizer
 from mttl.assembly.build_router import with_factors
@@ -19,7 +18,7 @@ from mttl.assembly.planning.memory_plan import GIB, needs_of
 from mttl.assembly.trainer import processes_of, with_shared_batches
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.commands.train_tasks import build_module, dated, fitted
-from mttl.config.schema import Config
+from mttl.config.schema import Config, Trainer
 from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule
 from mttl.runtime.command import make_console
@@ -90,27 +89,37 @@ def _rows_and_steps(
 
 def _seconds_per_step(config: Config, data: TextToTextDataModule) -> float:
     """Train a few steps on one device; return the median time."""
-    built, section = build_model(config, data.tasks), config.trainer
-    times: dict[int, float] = {}  # by optimizer steps that have ended
-
-    def note(trainer: pl.Trainer, *_: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.setdefault(trainer.global_step, time.perf_counter())
-
+    built, watch = build_model(config, data.tasks), StepTimes()
     module = build_module(config, built, {task: data.gym.metric(task) for task in data.tasks})
     embed_tasks(built.model, data)
+    short_trainer(config.trainer, WARM_UP + TIMED, watch).fit(module, datamodule=data)
+    ends = [watch.ends[step] for step in range(WARM_UP, WARM_UP + TIMED + 1)]
+    return median(later - before for before, later in pairwise(ends))
+
+
+def short_trainer(section: Trainer, n_steps: int, watch: Callback) -> pl.Trainer:
+    """Return a silent trainer of some optimizer steps on one device."""
     kept = {"precision", "gradient_clip_val", "accelerator", "accumulate_grad_batches"}
     silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = pl.Trainer(
+    return pl.Trainer(
         **section.model_dump(include=kept),
         **dict.fromkeys(silent, False),
         devices=section.devices[:1] if isinstance(section.devices, list) else 1,
-        max_steps=WARM_UP + TIMED,
+        max_steps=n_steps,
         limit_val_batches=0,
-        callbacks=[LambdaCallback(on_train_batch_end=note)],
+        callbacks=[watch],
         use_distributed_sampler=False,
     )
-    trainer.fit(module, datamodule=data)
-    ends = [times[step] for step in range(WARM_UP, WARM_UP + TIMED + 1)]
-    return median(later - before for before, later in pairwise(ends))
+
+
+class StepTimes(Callback):
+    """A callback that records when each optimizer step ends."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, float] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Record the time, when the device has finished the step."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ends.setdefault(trainer.global_step, time.perf_counter())

@@ -1,17 +1,19 @@
-"""Export a run's skills as adapters for PEFT or AdapterHub.
+"""Export a run's skills as adapters for PEFT or AdapterHub, or the policy of a level.
 
 mttl export runs/crossfit --task verb_past --out adapters/verb_past
 mttl export runs/crossfit --task verb_past --rank 8 --out adapters/small
 mttl export runs/crossfit --all --out adapters
 mttl export runs/crossfit --vllm --out served
 mttl export runs/crossfit --inventory --out adapters/poly
+mttl export runs/babyai --task GoToObj --out policies/go_to_obj
 
 A task's mixture, the average of all skills or a single skill becomes an equivalent adapter: PEFT's
 LoRA, IA3 or prompt tuning, or AdapterHub's bottleneck adapter. The whole inventory with its router
 becomes a Poly adapter. A trained backbone is written to OUT/base_model; with --all the adapters
 OUT/TASK of all tasks share it. With --vllm they are LoRA, and OUT/README.md has the command of vLLM
 that serves them. Each folder also has a tokenizer whose chat template formats prompts as in
-training, the run's generation settings, and a model card with example code.
+training, the run's generation settings, and a model card with example code. Of a BabyAI run, OUT
+has the weights of one level's policy, with its skills merged, and code that needs only PyTorch.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mttl.commands.name_checks import check_run_task
+from mttl.commands.name_checks import check_run_task, has_policies
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from mttl.peft_format.skill_formats import SkillAdapter
 
 BASE, EXACT = "base_model", "exact"
+FOR_TEXT = ("all", "average", "skill", "inventory", "rank", "no_probe", "backbone")
 
 
 class Export(NamedTuple):
@@ -54,7 +57,8 @@ def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     parser.add_backbone()
     which = parser.group("exported part").add_mutually_exclusive_group(required=True)
-    which.add_argument("--task", metavar="NAME", help="export the mixture of a task of the run")
+    help = "export the mixture of a task, or the policy of a level, of the run"
+    which.add_argument("--task", metavar="NAME", help=help)
     help = "export every task, with a common base model"
     which.add_argument("--all", action="store_true", help=help)
     help = "export every task as LoRA for vllm serve, with its command"
@@ -75,6 +79,9 @@ def main(options: argparse.Namespace) -> None:
         raise ConfigError("--rank does not work with --inventory; remove it")
     options.all |= options.vllm
     check_run_task(options.task, options.run)
+    if has_policies(options.run):
+        _export_policy(options)
+        return
     from mttl.assembly.model import load_run
     from mttl.inference.model_card import PromptExport, scores_of
     from mttl.library.member_sources import lasting_name
@@ -132,6 +139,19 @@ def main(options: argparse.Namespace) -> None:
             write_model(temporary / BASE, bare, built.tokenizer, probe=probe)
     what = "adapters are" if options.all else "adapter is"
     say(f"The {what} in {options.out}; its README.md shows how to use it")
+
+
+def _export_policy(options: argparse.Namespace) -> None:
+    useless = [name for name in FOR_TEXT if getattr(options, name) not in (None, False)]
+    if useless:
+        raise ConfigError(
+            f"'{options.run}' has policies, which have no --{useless[0].replace('_', '-')}; export "
+            "the policy of a level with --task LEVEL"
+        )
+    from mttl.babyai.export_policy import export_policy
+
+    export_policy(options.run, options.task, options.out)
+    say(f"The policy is in {options.out}; its policy.py shows how to use it")
 
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:

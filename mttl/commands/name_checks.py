@@ -37,14 +37,23 @@ def run_tasks(run: str | Path) -> list[str]:
     return []
 
 
+def has_policies(run: str | Path) -> bool:
+    """Return whether the tasks of a run are levels, each with a policy."""
+    with suppress(MttlError, TypeError):
+        facts = read_json(inventory_folder(run) / "meta.json", CheckpointError, dict)
+        return "policy" in facts.get("settings", ())
+    return False
+
+
 def check_run_task(task: str | None, *runs: str | Path) -> None:
-    """Raise an error for a folder without an inventory, or if no run has the task."""
+    """Raise an error for a folder without an inventory, or if no run has the task or level."""
     known = [run_tasks(run) for run in runs]
     tasks = [name for names in known for name in names]
     if task is not None and all(known) and task not in tasks:
         named = ", ".join(f"'{run}'" for run in runs)
+        what = "level" if all(map(has_policies, runs)) else "task"
         raise TaskError(
-            f"{named} has no task '{task}'.{nearest(task, tasks) or f' It has {some(tasks)}.'}"
+            f"{named} has no {what} '{task}'.{nearest(task, tasks) or f' It has {some(tasks)}.'}"
         )
 
 
@@ -120,8 +129,13 @@ def check_adaptation(
 
     assert isinstance(config, Config | BabyAIConfig)
     if isinstance(config, BabyAIConfig):
-        if tasks not in ("test", "dev"):
-            check_levels(tasks.split(","), "--tasks")
+        levels = config.adapt.levels if tasks in ("test", "dev") else tasks.split(",")
+        levels = check_levels(levels, "--tasks")
+        if not allow_seen and (known := [level for level in levels if level in seen]):
+            raise TaskError(
+                f"the run was trained on {', '.join(known)}. Choose other levels, or allow trained "
+                "ones by --allow-seen"
+            )
     elif config.data.tasks is None:
         gym = open_gym(config)
         for task in new_tasks(tasks, config.data, gym, seen, allow_seen=allow_seen):
@@ -129,10 +143,17 @@ def check_adaptation(
                 gym.file(task, "train", sample)
 
 
-def check_levels(levels: Sequence[str], where: str) -> None:
-    """Raise a `ConfigError` for unknown levels."""
-    from envs.levels import LevelError, find_level
+def check_levels(levels: Sequence[str], where: str) -> list[str]:
+    """Return the names of levels, and import classes that the user named.
 
-    with raised_as(ConfigError, where, LevelError):
+    Raises:
+        ConfigError: If a level is unknown, or its class unsuitable.
+    """
+    from envs.levels import LevelError, find_level
+    from mttl.plugins.classes import LEVELS, find_class
+
+    with raised_as(ConfigError, where, LevelError, ImportError):
         for level in levels:
-            find_level(level)
+            if ":" in level:
+                find_class(LEVELS, level, trusted=True)
+        return [find_level(level).name for level in levels]

@@ -3,15 +3,23 @@
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from mttl.config.capabilities import missing_features
 from mttl.config.optim_schema import Optim
-from mttl.config.schema import Run, Trainer
+from mttl.config.plugin_section import plugin_name
+from mttl.config.schema import Run, Search, Trainer
 from mttl.config.section import AdaptMode, Section, Seeds, once
 from mttl.config.skills_schema import COUNTS, Router
+from mttl.plugins.classes import LEVELS
 from mttl.plugins.part_settings import Fraction, NonNegative, Seed
 
+
+def _imported(name: str, info: ValidationInfo) -> str:
+    return plugin_name(LEVELS)(name, info) if ":" in name else name
+
+
+Level = Annotated[str, AfterValidator(_imported)]
 Unit = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -75,6 +83,8 @@ class Evaluation(Section):
 
     n_episodes: PositiveInt = 100
     """Episodes per level."""
+    max_steps: PositiveInt | None = None
+    """Steps after which an episode ends without success; by default the limit of its level."""
     choose: list[Literal["greedy", "sampled"]] = Field(default=["greedy", "sampled"])
     """Action selection: `greedy` takes the most probable action, `sampled` draws one."""
     seed: Seed = 1
@@ -95,8 +105,8 @@ class Rl(Section):
         "({global_n_slots})",
         "demonstrations and stop_when_solved": "stop_when_solved must be false with demonstrations",
     }
-    levels: Annotated[list[str], Field(min_length=1), AfterValidator(once)]
-    """Levels to train on; each is a task."""
+    levels: Annotated[list[Level], Field(min_length=1), AfterValidator(once)]
+    """Levels to train on: names of BabyAI's levels, ids of gymnasium, or `module:Class`."""
     backend: Literal["minigrid", "envpool"] = "minigrid"
     """Environment library; `envpool` is faster and needs the extra `envpool`."""
     n_slots: PositiveInt = 8
@@ -173,8 +183,8 @@ class PolicyAdapt(Section):
         "mode = in_context": "mode 'in_context' needs text examples, which levels do not have; use "
         "'zero_shot'"
     }
-    levels: list[str] = Field(default=[])
-    """Levels to adapt to; `mttl adapt --tasks` replaces them."""
+    levels: list[Level] = Field(default=[])
+    """Levels to adapt to, named as in `rl.levels`; `mttl adapt --tasks` replaces them."""
     mode: AdaptMode = "all"
     """What is trained: `all`: skills and routing weights; `router_only`; `skills_only`; `full`:
     also the base policy; `average`: skills with equal routing weights; `from_scratch`:
@@ -189,6 +199,12 @@ class PolicyAdapt(Section):
     """Rollouts per adaptation, or passes over the demonstrations."""
     seeds: Seeds = Field(default=[13])
     """Seeds; every level is adapted once with each."""
+
+
+class PolicySearch(Search):
+    """Settings of adaptation (`adapt.`) or training (`optim.`) that `mttl search` varies."""
+
+    adapt: ClassVar = PolicyAdapt
 
 
 class BabyAIConfig(Section):
@@ -225,6 +241,8 @@ class BabyAIConfig(Section):
     """Optimizer and learning rates."""
     adapt: PolicyAdapt = PolicyAdapt()
     """Adaptation to new levels."""
+    search: PolicySearch = PolicySearch()
+    """Hyperparameter search; by default empty."""
     trainer: Trainer
     """Training loop; an epoch is one rollout, or one pass over the demonstrations."""
 

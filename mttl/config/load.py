@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ from mttl.io.reading import read_text
 from mttl.plugins.describe import notes_of
 
 Tree = dict[str, Any]
+C = TypeVar("C", bound=Section)
 COMMAND_LINE = "-k"
 CONFIGS = "configs"  # in the working directory, and shipped with the package
 
@@ -284,15 +285,15 @@ def with_value(
     return merge(tree, value, source, {} if sources is None else sources)
 
 
-def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
+def with_settings(config: C, values: Mapping[str, Any]) -> C:
     """Return a configuration with settings changed by dotted name, validated."""
     tree = config.model_dump(mode="json")
     for name, value in values.items():
         tree = with_value(tree, name, value)
     try:
-        return Config.model_validate(tree)
+        return type(config).model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(format_errors(error, tree, {}, Config)) from None
+        raise ConfigError(format_errors(error, tree, {}, type(config))) from None
 
 
 def _override(tree: Tree, text: str, sources: Sources) -> Tree:

@@ -176,6 +176,7 @@ class Range(Section):
 class Search(Section):
     """Settings of adaptation (`adapt.`) or training (`optim.`) that `mttl search` varies."""
 
+    adapt: ClassVar[type[Section]] = Adapt
     refuses: ClassVar = {
         f"{one} and {other}": f"{one} and {other} cannot be combined; remove one of them"
         for one, other in (("grid", "points"), ("grid", "ranges"), ("points", "ranges"))
@@ -197,7 +198,8 @@ class Search(Section):
         """Yield one sentence per conflict between settings."""
         yield from super().problems()
         # Seeds and examples define the comparison and cannot be searched.
-        allowed = [f"adapt.{name}" for name in Adapt.model_fields.keys() - {"seeds", "examples"}]
+        fixed = {"seeds", "examples", "levels"}
+        allowed = [f"adapt.{name}" for name in self.adapt.model_fields.keys() - fixed]
         optim = {name for kind in models_in(Optim) for name in kind.model_fields}
         allowed += [f"optim.{name}" for name in optim - {"kind", "meta", "separate", "tasks"}]
         for name in self.names:

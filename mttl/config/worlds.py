@@ -28,7 +28,9 @@ class World(NamedTuple):
 
 POLICY_COMMANDS = {
     "training": "mttl.babyai.train:train_babyai",
+    "dry run": "mttl.commands.dry_run_policies:dry_run",
     "adaptation": "mttl.babyai.new_levels:adapt_run",
+    "search": "mttl.adaptation.search:search_run",
 }
 TEXT_COMMANDS = {
     "training": "mttl.commands.train_tasks:train",

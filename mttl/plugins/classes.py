@@ -68,7 +68,8 @@ TOKEN_ROUTERS = Family(
 METRICS = Family("metrics", "a metric", "torchmetrics:Metric")
 LOSSES = Family("losses", "a loss", "mttl.training.loss:TokenLoss")
 CALLBACKS = Family("callbacks", "a callback", "pytorch_lightning:Callback")
-FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, LOSSES, CALLBACKS)
+LEVELS = Family("levels", "a level", "gymnasium:Env")
+FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, LOSSES, CALLBACKS, LEVELS)
 
 
 def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]:

@@ -159,7 +159,7 @@ def test_explore_shows_the_films_of_all_levels(whole, tmp_path) -> None:
     ("change", "message"),
     [
         ({"--out": "film.avi"}, "film.avi' must end in .gif or .mp4"),
-        ({"--level": "GoToMars"}, "has no task 'GoToMars'"),
+        ({"--level": "GoToMars"}, "has no level 'GoToMars'"),
         ({"run": "nowhere"}, "nowhere"),
         (
             {"--episode": "0 1", "--level": " ".join(LEVELS)},

@@ -1,13 +1,18 @@
 """A game is minigrid's environment, move by move."""
 
+from typing import Any
+
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from minigrid.core.constants import OBJECT_TO_IDX
+from minigrid.envs.empty import EmptyEnv
 
 from envs.game import make_game
-from envs.levels import LEVELS, PAPER_LEVELS
+from envs.levels import LEVELS, PAPER_LEVELS, LevelError, find_level
+from envs.vector import make_vector_env
 from helpers.same_game import DROP, PICK_UP, TOGGLE, Pair, follow_the_bot, meddle, play_both
 
 # Boxes, keys, doors open, closed and locked, blocked ways, full hands, orders that can fail.
@@ -92,3 +97,56 @@ def test_rejected_layouts_are_not_announced_and_a_game_can_be_drawn(capsys) -> N
         game.reset(seed=seed)
     assert capsys.readouterr() == ("", "")
     np.testing.assert_array_equal(game.render(), game.get_frame())
+
+
+class Endless(gymnasium.Env):
+    """Minigrid's observations from another environment, without its limit of steps."""
+
+    observation_space = EmptyEnv().observation_space
+    action_space = gymnasium.spaces.Discrete(7)
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(**options)
+        return self._seen(), {}
+
+    def step(self, action: int) -> Any:
+        return self._seen(), 0.0, False, False, {}
+
+    def _seen(self) -> dict[str, Any]:
+        image = self.np_random.integers(0, 5, (7, 7, 3), np.uint8)
+        return {"image": image, "direction": 0, "mission": "reach the exit"}
+
+
+class Limited(Endless):
+    max_steps = 3
+
+
+class Blind(Limited):
+    observation_space = gymnasium.spaces.Dict({"direction": gymnasium.spaces.Discrete(4)})
+
+
+@pytest.mark.parametrize("max_steps", [None, 2])
+def test_any_environment_with_the_observations_of_minigrid_is_played(max_steps) -> None:
+    """Its episodes end at its limit or the given one, and its state can be saved."""
+    given: Any = {"seed": 1, "max_steps": max_steps}
+    envs = make_vector_env([f"{__name__}:Limited"], 1, **given)
+    seen, ends = [envs.reset().image], []
+    for _ in range(6):
+        change = envs.step(np.zeros((1, 1), int))
+        seen.append(change.observation.image)
+        ends.append(change.truncated.item())
+    assert ends == [n % (max_steps or 3) == 0 for n in range(1, 7)]
+    other = make_vector_env([f"{__name__}:Limited"], 1, **given)
+    np.testing.assert_array_equal(other.load_state(envs.state()).image, seen[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Blind", "its observation has no image and no mission; return a dictionary with them"),
+        ("Endless", "its episodes have no limit; give it max_steps, or register it with"),
+    ],
+)
+def test_unsuitable_environments_are_named(name: str, message: str) -> None:
+    with pytest.raises(LevelError, match=message):
+        make_game(find_level(f"{__name__}:{name}"))

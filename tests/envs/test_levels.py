@@ -38,10 +38,10 @@ def test_the_expert_skills_of_the_paper() -> None:
     ("names", "message"),
     [
         (["GoToRedball"], "unknown level 'GoToRedball'; did you mean 'GoToRedBall'"),
-        (["BabyAI-GoTo-v0"], "unknown level 'BabyAI-GoTo-v0'; did you mean 'GoTo'"),
-        (["?"], r"unknown level '\?'; see envs.levels.LEVELS"),
+        (["BabyAI-GoTo-v2"], "unknown level 'BabyAI-GoTo-v2'; did you mean 'GoTo'"),
+        (["?"], r"unknown level '\?'; use a name of envs.levels.LEVELS, an id of gymnasium"),
         ([], "no level given"),
-        (["GoTo", "GoToObj", "GoTo"], "level 'GoTo' is listed twice"),
+        (["GoTo", "GoToObj", "BabyAI-GoTo-v0"], "level 'GoTo' is listed twice"),
     ],
 )
 def test_wrong_levels_are_named(names: list[str], message: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from envs.game import make_game
 from envs.levels import LEVELS
-from envs.vocabulary import MISSION_LENGTH, N_TOKENS, TOKENS, WORDS, encode
+from envs.vocabulary import MISSION_LENGTH, N_TOKENS, TOKENS, WORDS, count_tokens, encode
 
 COLOURS = ["", "red ", "green ", "blue ", "purple ", "yellow ", "grey "]
 PLACES = ["", " on your left", " on your right", " in front of you", " behind you"]
@@ -63,3 +63,12 @@ def test_tokens_never_change_and_the_longest_mission_just_fits() -> None:
     assert np.count_nonzero(encode(longest)) == MISSION_LENGTH
     with pytest.raises(ValueError, match="the word 'apple' of the mission 'go to the apple' is"):
         encode("go to the apple")
+
+
+def test_other_words_have_tokens_in_other_levels() -> None:
+    tokens = encode("go to the apple", "module:Class")
+    np.testing.assert_array_equal(tokens[:3], encode("go to the")[:3])
+    assert N_TOKENS <= tokens[3] < count_tokens(["GoTo", "module:Class"]) == 256
+    assert count_tokens(["GoTo"]) == N_TOKENS
+    with pytest.raises(ValueError, match="the mission has 73 words; at most 72 are read"):
+        encode(" ".join(["apple"] * 73), "module:Class")

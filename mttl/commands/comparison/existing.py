@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mttl.adaptation.plan import MAY_CHANGE, FewShotResult, Results
+from mttl.adaptation.plan import MAY_CHANGE, SUCCESS, FewShotResult, Results
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
 from mttl.commands.comparison.tables import TaskScore, markdown, spread
 from mttl.io.errors import MttlError
@@ -49,8 +49,9 @@ class ExistingRuns:
             if not any(score.seed == seed for score in self.scores):
                 results = RunFolder(folder).require_results()
                 yield (
-                    f"'{results}' has no test scores (data.evaluate: [test]). Remove the run from "
-                    "--runs; mttl compare RUN shows other scores, those of BabyAI included"
+                    f"'{results}' has no test scores (data.evaluate: [test], or of levels "
+                    "rl.evaluation.choose: [greedy]). Remove the run from --runs; mttl compare RUN "
+                    "shows other scores"
                 )
         for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
             places = [folder / f"adapt-{mode}" for folder in self.folders]
@@ -95,16 +96,21 @@ def read_scores(
     path, seen = RunFolder(run).results, trained_on(run)
     columns = ["task", "split", "sample", "score"]
     table = read_table(path, MttlError, columns) if path.is_file() else []
-    found = [
-        TaskScore(
-            *(method, "", seed, "seen", row["task"]),
-            sample=int(to_number(row["sample"], f"'{path}': a sample", MttlError)),
-            score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
-            fold=fold,
+    found = []
+    for row in table:
+        # Those of levels are the success rates of policies with their most probable actions.
+        policy = (row["sample"], row.get("metric")) == ("greedy", SUCCESS)
+        if row["task"] == MEAN or not (policy or row["split"] == "test"):
+            continue
+        sample = "0" if policy else row["sample"]
+        found.append(
+            TaskScore(
+                *(method, "", seed, "seen", row["task"]),
+                sample=int(to_number(sample, f"'{path}': a sample", MttlError)),
+                score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
+                fold=fold,
+            )
         )
-        for row in table
-        if row["split"] == "test" and row["task"] != MEAN
-    ]
     for mode in modes:
         by_sample: dict[Adapted, list[FewShotResult]] = {}
         for job, result in Results(run / f"adapt-{mode}").finished.items():

@@ -189,10 +189,10 @@ def _caption(
     }
     return (
         (_budget(comparison, plans) if plans else "")
-        + "Mean test scores over tasks in %; in brackets the 95 % interval of the paired "
-        "difference (hierarchical bootstrap over tasks, seeds and few-shot samples). Trained "
-        "parameters are those of skills and router, or those that a mode trains. Minutes are CPU "
-        "time per run; memory is the peak of a process."
+        + "Mean test scores over tasks, or success rates over levels, in %; in brackets the 95 % "
+        "interval of the paired difference (hierarchical bootstrap over tasks, seeds and few-shot "
+        "samples). Trained parameters are those of skills and router, or those that a mode trains. "
+        "Minutes are CPU time per run; memory is the peak of a process."
         + few.get(len(seeds), "")
         + (RUNS_CAPTION if existing else "")
         + comparison.note(plans)

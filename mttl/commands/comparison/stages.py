@@ -78,7 +78,7 @@ class Processes:
                 self._running[process] = number
             ended, peak = 0, 0.0
             while not ended:
-                peak = max(peak, _peak_so_far(process.pid))
+                peak = max(peak, peak_memory(process.pid))
                 ended, status, usage = os.wait4(process.pid, os.WNOHANG)
                 time.sleep(0 if ended else POLL)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -98,7 +98,7 @@ class Processes:
             raise MttlError(f"'{name}' failed; see its output in '{log}'")
 
 
-def _peak_so_far(pid: int) -> float:
+def peak_memory(pid: int) -> float:
     """Return the peak resident memory of a running process in MiB; 0 if unknown."""
     status = Path(f"/proc/{pid}/status")  # exists until the process is waited for
     text = status.read_text("ascii", errors="replace") if status.exists() else ""

@@ -68,12 +68,6 @@ def test_a_cluster_is_planned_on_a_machine_without_its_devices(
     assert found["time"].startswith("not measured: section trainer: ")
 
 
-def test_policies_have_no_dry_run(refused) -> None:
-    pytest.importorskip("minigrid", reason="needs the extra `babyai`")
-    message = refused(train.main, "-c", "babyai.yaml", "-k", "run.name=new", "--dry-run")
-    assert "a policy for BabyAI has no dry run, only training, adaptation" in message
-
-
 def test_the_merged_configuration_is_printed_with_its_sources(
     config: Path, tmp_path: Path, capsys
 ) -> None:

@@ -1,0 +1,59 @@
+"""What `mttl train --dry-run` prints for policies: size, steps, memory and time of a training."""
+
+import math
+import os
+
+import pytorch_lightning as pl
+import torch
+
+from envs.interface import check_levels
+from mttl.assembly.trainer import processes_of, with_shared_slots
+from mttl.babyai.build_policy import build_policies
+from mttl.babyai.train import environment_errors, learning_of
+from mttl.commands.comparison.stages import peak_memory
+from mttl.commands.dry_run import TIMED, WARM_UP, StepTimes, short_trainer
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.runtime.command import make_console
+from mttl.runtime.text_table import TextTable
+
+
+@environment_errors("Nothing was written")
+def dry_run(config: BabyAIConfig) -> None:
+    """Print the plan of a training; nothing is written."""
+    section, (n_processes, problem) = config.trainer, processes_of(config.trainer)
+    pl.seed_everything(config.run.seed, verbose=False)
+    levels, rl = check_levels(config.rl.levels), with_shared_slots(config.rl, n_processes)
+    model = build_policies(config, levels)
+    learning = learning_of(config.model_copy(update={"rl": rl}), model, levels)
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    trained, total = sum(n for n, needed in sizes if needed), sum(n for n, _ in sizes)
+    per_level = f"{rl.n_slots} environments, {rl.ppo.n_steps} steps of each per rollout"
+    warm = timed = rl.ppo.n_epochs * rl.ppo.n_minibatches  # steps per rollout
+    if rl.demonstrations:
+        per_level, warm, timed = f"{rl.imitation.batch_size} demonstrations", WARM_UP, TIMED
+    watch, on_cpu = StepTimes(), {"accelerator": "cpu", "precision": "32-true"}
+    here = section.model_copy(update=on_cpu if problem else {})
+    trainer = short_trainer(here, warm + timed, watch)
+    memory = pace = f"not measured: {problem}"
+    with learning.open_data(trainer) as data:
+        per_epoch = math.ceil(len(data.loader) / (n_processes if rl.demonstrations else 1))
+        n_steps = (section.max_epochs or 0) * per_epoch
+        if section.max_steps > 0:
+            n_steps = min(n_steps, section.max_steps)
+        if not problem:
+            trainer.fit(learning.module, datamodule=data)
+            seconds = (watch.ends[warm + timed] - watch.ends[warm]) / timed
+            pace = (
+                f"{seconds:.2g} s per step, about {seconds * n_steps / 60:,.0f} minutes for all; "
+            )
+            pace += f"from {warm + timed} steps on one device, without evaluation"
+            mib = torch.cuda.max_memory_allocated() / 2**20 or peak_memory(os.getpid())
+            memory = f"{mib / 2**10:.2f} GiB at the peak of these steps"
+    table = TextTable(f"Dry run of '{config.run.name}'").words("", "")
+    table.add("levels", f"{len(levels)}: {', '.join(levels)}")
+    table.add("parameters", f"{trained:,} of {total:,} are trained")
+    table.add("per level", f"{n_processes} × {per_level}")
+    table.add("steps", f"{n_steps:,}")
+    table.add("memory", memory)
+    table.add("time", pace)
+    make_console().print(table)
