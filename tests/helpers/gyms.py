@@ -96,7 +96,7 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
             "dir": str(gym),
             "partition": str(gym / "partition.json"),
             "batch_size": 8,
-            "eval_batch_size": 8,
+            "eval_batch_size": 16,
             "max_input_length": 24,
             "max_output_length": 6,
         },
