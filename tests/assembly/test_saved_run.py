@@ -151,9 +151,7 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("secret" in path.read_text(errors="ignore") for path in found)
     with pytest.raises(ConfigError, match=r"'others/x' could not be written .* 403 Forbidden Log"):
         run.push_to_hub("others/x")
-    with pytest.raises(
-        ConfigError, match="the folder 'me/none' does not exist, and loading it from the model"
-    ):
+    with pytest.raises(ConfigError, match="the folder 'me/none' does not exist, and loading it"):
         mttl.from_pretrained("me/none")
     message = re.escape("the folder 'a/b/c' does not exist; the name of")
     with pytest.raises(ConfigError, match=message):
@@ -163,9 +161,7 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_was_loaded_is_saved(tmp_path: Path) -> None:
     config = write_config(tmp_path / "tiny.yaml", write_gym(tmp_path / "gym"))
     built = build_model(load_config([str(config)]), ["copy"])
-    with pytest.raises(
-        CheckpointError, match="only a loaded run can be saved; train it with mttl train, then use"
-    ):
+    with pytest.raises(CheckpointError, match="only a loaded run can be saved; train it with mttl"):
         built.save_pretrained(tmp_path / "given")
     assert not (tmp_path / "given").exists()
 

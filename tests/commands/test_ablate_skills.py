@@ -164,14 +164,8 @@ def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, re
     built, config = load_run(run), load_any_config([str(run / "config.yaml")])
     monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
     for section, message in (
-        (
-            {"skills": NoSkills(kind="none")},
-            "the run has no skills, only experts",
-        ),
-        (
-            {"aggregation": Fusion(kind="fusion", source="x")},
-            "skills are mixed per token; use the run in aggregation.source",
-        ),
+        ({"skills": NoSkills(kind="none")}, "the run has no skills, only experts"),
+        ({"aggregation": Fusion(kind="fusion", source="x")}, "skills are mixed per token; use the"),
     ):
         other = config.model_copy(update=section)
         monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, found=other, **__: found)
@@ -225,12 +219,7 @@ def test_gradients_need_rows_and_mixed_skills(run, tmp_path, monkeypatch) -> Non
     built = load_run(run)
     built.model.skilled_layers = dict
     monkeypatch.setattr(f"{READING}.load_run", lambda *_, **__: built)
-    with pytest.raises(
-        CheckpointError,
-        match="' has no skills, only experts that tokens choose; remove --gradients",
-    ):
+    with pytest.raises(CheckpointError, match="' has no skills, only experts that tokens choose;"):
         gradient_cosines(run, 4)
-    with pytest.raises(
-        ConfigError, match="--adapted does not work with --compare and --gradients; remove them"
-    ):
+    with pytest.raises(ConfigError, match="--adapted does not work with --compare and"):
         plot.main([str(run), "--gradients", "--adapted", "somewhere"])

@@ -117,23 +117,15 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
         (("-k", "adapt.init=fresh"), "adapt.init is set by the comparison.*; remove it"),
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
-        (
-            ("--folds", "3", "--tasks", "dev"),
-            "--tasks dev does not work with --folds, which uses every task as",
-        ),
-        (
-            ("--methods", "polytropon", "expert"),
-            "skills.n_skills 'per_column' needs an expert router with a matrix:",
-        ),
+        (("--folds", "3", "--tasks", "dev"), "--tasks dev does not work with --folds, which uses"),
+        (("--methods", "polytropon", "expert"), "skills.n_skills 'per_column' needs an expert"),
         (("--methods", "polytropon", "expert", *matrix), "no row for the task 'reverse'"),
     ):
         with pytest.raises(METHODS.MttlError, match=message):
             compare(config, tmp_path / "out", "--methods", "polytropon", *given)
     table = config.parent / "gym" / "TASKS.csv"
     table.write_text(table.read_text().replace("string/word", ""))
-    with pytest.raises(
-        METHODS.MttlError, match="' has no category for 'reverse'; add it in the column 'category'"
-    ):
+    with pytest.raises(METHODS.MttlError, match="' has no category for 'reverse'; add it in the"):
         compare(config, tmp_path / "out", "--methods", "polytropon", "--folds", "3")
     assert not (tmp_path / "out").exists()
 
@@ -228,9 +220,7 @@ def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
     assert len(commands) == 9
     fold = out / "folds" / "fold1.json"
     fold.write_text(fold.read_text().replace("copy", "other"))
-    with pytest.raises(
-        METHODS.MttlError, match=r"the tasks have changed .*, so fold 1 would differ"
-    ):
+    with pytest.raises(METHODS.MttlError, match=r"the tasks have changed .*, so fold 1 would"):
         compare(config, out, *given)
 
 

@@ -325,10 +325,7 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         (["export", skills, "--out", two], "already exists"),
         ([*run, *on, "--out", two], "already exists"),
         ([*run, *on, "--members", "x*"], "has no member 'x*'"),
-        (
-            [*run, *on, "-k", "skills.rank=2"],
-            "skills.rank=2: skills come from the library; use --members and --mix",
-        ),
+        ([*run, *on, "-k", "skills.rank=2"], "skills.rank=2: skills come from the library; use"),
         (["run", twice, *on, *run[2:]], "both have the task 'past'"),
         ([*run, *on, *member, "plural", *other], "Set the"),
         ([*run, "-c", place / "random.yaml"], "set backbone.kind: pretrained"),
@@ -338,10 +335,7 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
             "needs training with the mem",
         ),
         ([*run, *arrow, *member], "with 1 mem"),
-        (
-            [*run, *arrow, *member, "plural", "--mix", "deltas"],
-            "--mix does not work with token routing ",
-        ),
+        ([*run, *arrow, *member, "plural", "--mix", "deltas"], "--mix does not work with token"),
         ([*run, *arrow, "-k", "moe.every=2"], "moe.every and moe.stacks"),
     ):
         assert message in refused(LIBRARY.main, *given)

@@ -82,9 +82,7 @@ def test_blocks_that_cannot_be_copied_are_refused_with_the_reason():
         upcycle(block, 2)
     backbone = tiny_llama()
     del backbone.model.layers[0].mlp.act_fn
-    with pytest.raises(
-        ValueError, match="LlamaMLP has the projections of a feed-forward block but no"
-    ):
+    with pytest.raises(ValueError, match="LlamaMLP has the projections of a feed-forward block"):
         feed_forward_blocks(backbone)
     with pytest.raises(ValueError, match="no feed-forward block of a known form"):
         token_model(tiny_gpt2(), experts="copies", router=top2)

@@ -57,10 +57,7 @@ def test_a_class_is_found_in_the_working_directory(write: Write, name: str) -> N
 def test_what_a_file_names_is_not_run(write: Write) -> None:
     write("mine_b.py", "open('ran', 'w')\n" + ROUTER)
     for name in ("mine_b:MyRouter", "./mine_b.py:MyRouter"):
-        with pytest.raises(
-            PluginError,
-            match=r"' is code named by a saved file, which is not run automatically. If you",
-        ):
+        with pytest.raises(PluginError, match="' is code named by a saved file, which is not run"):
             find_class(ROUTERS, name)
     with pytest.raises(PluginError, match="is code"):
         find_class(ROUTERS, "mine_b_and_more:MyRouter")
@@ -77,10 +74,7 @@ def test_a_trusted_package_holds_trusted_modules_and_others_are_not(write: Write
     trust("json")
     trust("pack_c")
     assert find_class(ROUTERS, "pack_c.inner:MyRouter")
-    with pytest.raises(
-        PluginError,
-        match=r"' is code named by a saved file, which is not run automatically. If you",
-    ):
+    with pytest.raises(PluginError, match="' is code named by a saved file, which is not run"):
         find_class(ROUTERS, "pack_cc:MyRouter")
 
 
@@ -92,9 +86,7 @@ def test_a_trusted_file_is_found_from_elsewhere(
     monkeypatch.chdir(tmp_path / "other")
     parser = make_parser("", None)
     monkeypatch.setenv(TRUST, "parts/mine_d.py")
-    with pytest.raises(
-        PluginError, match=r"'./parts/mine_d\.py' does not exist in .*--trust FOLDER/parts"
-    ):
+    with pytest.raises(PluginError, match=r"'./parts/mine_d\.py' does not exist in .*--trust"):
         find_class(ROUTERS, "./parts/mine_d.py:MyRouter")
     assert vars(parser.parse_args(["--trust", str(path)])) == {}
     assert find_class(ROUTERS, "./parts/mine_d.py:MyRouter").__name__ == "MyRouter"

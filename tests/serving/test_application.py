@@ -384,10 +384,7 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(folders) -> Non
         first = threading.Thread(target=lambda: ask.completions.create(model="copy", prompt="a"))
         first.start()
         assert slow.began.wait(60)
-        with pytest.raises(
-            openai.BadRequestError,
-            match="3 answers, but at most 2 can be queued; request fewer at a time",
-        ):
+        with pytest.raises(openai.BadRequestError, match="3 answers, but at most 2 can be queued;"):
             ask.completions.create(model="copy", prompt=["a", "b", "c"])
         waiting = ask.completions.create(model="copy", prompt=["a", "b"], stream=True)
         with pytest.raises(openai.RateLimitError, match="at most 2 can") as refused:

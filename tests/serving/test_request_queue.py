@@ -98,9 +98,7 @@ def test_an_idle_model_waits_a_moment_for_more(model: Model) -> None:
 def test_a_full_queue_refuses_whole_requests(model: Model) -> None:
     queue = start(model, most=2)
     queue.put(ONE, [row("a")])
-    with pytest.raises(
-        ApiError, match="1 answers are queued, and at most 2 can be; try again in a moment"
-    ):
+    with pytest.raises(ApiError, match="1 answers are queued, and at most 2 can be; try again in"):
         queue.put(ONE, [row("b"), row("c")])
     dropped = row("d")
     queue.put(ONE, [dropped])

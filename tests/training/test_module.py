@@ -55,9 +55,7 @@ def test_time_alone_is_no_number_of_steps() -> None:
     trainer: Any = SimpleNamespace(precision="32-true", estimated_stepping_batches=math.inf)
     trained = policies()
     trained._trainer = trainer
-    with pytest.raises(
-        ConfigError, match=r"trainer.max_time does not define the number of steps that the"
-    ):
+    with pytest.raises(ConfigError, match=r"trainer.max_time does not define the number of steps"):
         trained.configure_optimizers()
 
 

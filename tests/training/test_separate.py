@@ -209,10 +209,7 @@ def test_task_means_are_those_of_each_task() -> None:
         ("data.token_budget=100", "data.token_budget must be null"),
         ("data.global_batch_size=8", "data.global_batch_size must be null"),
         ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches must be 1"),
-        (
-            "trainer.strategy=fsdp2 trainer.precision=32-true",
-            "trainer.strategy must be auto or ddp",
-        ),
+        ("trainer.strategy=fsdp2 trainer.precision=32-true", "trainer.strategy must be auto or"),
         ("backbone.train=true", "backbone.train must be false"),
         ("optim.kind=adafactor optim.separate=true", "optim.kind must be adamw or adam"),
         ("optim.separate=false", "tasks needs separate: true"),

@@ -140,9 +140,7 @@ def test_weights_that_are_not_finite_are_not_saved(last: Recorder, value: float)
             if trainer.global_step == 4:
                 module.total.data.fill_(value)
 
-    with pytest.raises(
-        TrainingError, match=r"'total' has values that are not finite, or too large at step 6"
-    ):
+    with pytest.raises(TrainingError, match="'total' has values that are not finite, or too large"):
         trainer(Diverge(), last).fit(Sum(), loader())
     assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 4
 
@@ -153,9 +151,7 @@ def test_a_folder_that_is_removed_ends_the_run(last: Recorder) -> None:
             if trainer.global_step == 4:
                 last.checkpoint.unlink()
 
-    with pytest.raises(
-        TrainingError, match=r"last.ckpt' was removed during training. Start the run again"
-    ):
+    with pytest.raises(TrainingError, match=r"last.ckpt' was removed during training. Start the"):
         trainer(Remove(), last).fit(Sum(), loader())
 
 

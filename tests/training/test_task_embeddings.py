@@ -33,7 +33,5 @@ def test_the_first_rows_of_each_task_are_read_and_no_others(
         own = [row for row in rows if row["task_id"] == task][:N_EXAMPLES]
         expected.append([token for row in own for token in (*row["input_ids"], *row["labels"])])
     assert shown(["even", "odd", "rare"], rows) == expected
-    with pytest.raises(
-        TaskError, match="the router needs training examples of each task, but 'empty' has"
-    ):
+    with pytest.raises(TaskError, match="the router needs training examples of each task, but"):
         shown(["even", "odd", "rare", "empty"], rows)
