@@ -151,19 +151,6 @@ def test_every_setting_has_a_heading() -> None:
     assert "| [`rl`](settings/rl.md) |" in pages["settings.md"]
 
 
-def test_every_package_has_a_page_with_its_files() -> None:
-    pages = SITE.api_pages(ROOT)
-    assert "::: mttl.skills.weights.bitfit" in pages["mttl.skills.weights"]
-    packages = {
-        file.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for file in (ROOT / "mttl").rglob("*.py")
-        if file.name != "__init__.py"
-    }
-    assert packages <= set(pages)
-    assert all(f"({name}.md)" in pages["index"] for name in packages)
-    assert "| [`mttl.load`][mttl.assembly.model.load_run] |" in pages["index"]
-
-
 def test_every_study_is_a_page_and_in_the_navigation() -> None:
     files = SITE.study_files(ROOT)
     assert files["studies/README.md"] == ROOT / "scripts" / "studies" / "README.md"
@@ -174,14 +161,6 @@ def test_every_study_is_a_page_and_in_the_navigation() -> None:
     known = {STUDIES.source_path(path) for path in files}
     listed = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/studies/**/*.md")}
     assert {path for path in listed if Path(path).name == "README.md"} <= known
-
-
-def test_lists_of_generated_pages_stand_in_the_navigation() -> None:
-    nav = [{"A": "a.md"}, {"B": [{"C": "c.md"}, {"D": ["generated:api"]}]}]
-    config = SITE.on_config(SimpleNamespace(nav=nav))
-    (inner,) = config.nav[1]["B"][1].values()
-    assert inner[0] == "reference/api/index.md"
-    assert {"mttl.skills": "reference/api/mttl.skills.md"} in inner
 
 
 def shown(place: str, text: str) -> str:

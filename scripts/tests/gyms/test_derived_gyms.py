@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 import tomllib
-from collections import Counter
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -17,7 +16,6 @@ import pytest
 from helpers.command import ROOT, python
 from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm, check_codes
-from mttl.tasks.folder import Gym
 from mttl.tasks.partition import Partition
 
 sys.path.insert(0, str(ROOT / "scripts" / "gyms"))
@@ -28,8 +26,6 @@ PARTITIONS_OF_GRID = {
     name: Partition.read(ROOT / f"configs/partitions/grid_{name}.json")
     for name in ("cells", "language", "operation")
 }
-PARTITION = json.loads((ROOT / "configs/partitions/lexical.json").read_text(encoding="utf-8"))
-TASKS = [task for role in ("train", "dev", "test") for task in PARTITION[role]]
 NAME = re.compile(r"(.+)_(\d+)_(\d+)_(train|dev|test)\.tsv")
 # Rows by task, size, sample and split.
 Files = dict[tuple[str, ...], list[list[str]]]
@@ -72,25 +68,6 @@ def operation(task: str) -> str:
     return task.partition("_")[2]
 
 
-def test_a_name_is_its_language_and_its_operation():
-    assert set(read_tasks(GRID)) == {key[0] for key in read_files(GRID)}
-    assert set(Gym(GRID).tasks()) == set(read_tasks(GRID))
-    assert 150 <= len(read_tasks(GRID)) <= 170
-    for task, row in read_tasks(GRID).items():
-        assert task.isprintable()
-        assert re.fullmatch(r"[a-z]{2}_[a-z_]+", task)
-        assert row["factors"] == f"language={language(task)} operation={operation(task)}"
-        assert row["category"].endswith(f"/{operation(task)}")
-        assert row["metric"] == "ACC"
-        assert row["description"]
-        assert row["source"] in ("babel", "num2words")
-    assert len(set(map(language, read_tasks(GRID)))) == 13
-    assert len(set(map(operation, read_tasks(GRID)))) == 15
-    assert min(Counter(map(language, read_tasks(GRID))).values()) >= 8
-    assert min(Counter(map(operation, read_tasks(GRID))).values()) >= 6
-    assert len({row["description"] for row in read_tasks(GRID).values()}) == len(read_tasks(GRID))
-
-
 # What a row is about is read off its text here, without the script's own keys.
 
 
@@ -105,41 +82,6 @@ def grid_things(task: str, row: list[str]) -> set[str]:
     number, _, unit = text.partition(" ")
     value = f"{Decimal(number).normalize():f}"
     return {f"{value} {unit}"} if which in ("unit", "ago") else {value}
-
-
-def test_of_an_unseen_cell_both_parts_are_seen_in_most_others():
-    train = PARTITIONS_OF_GRID["cells"].train
-    assert len(PARTITIONS_OF_GRID["cells"].test) == 32
-    for part in (language, operation):
-        trained, total = Counter(map(part, train)), Counter(map(part, read_tasks(GRID)))
-        assert all(trained[value] >= 0.6 * total[value] for value in total)
-    # Many languages and operations are tested, not a corner of the grid.
-    assert len(set(map(language, PARTITIONS_OF_GRID["cells"].test))) >= 10
-    assert len(set(map(operation, PARTITIONS_OF_GRID["cells"].test))) >= 10
-
-
-@pytest.mark.parametrize(
-    ("name", "part", "other", "seen"),
-    [
-        ("language", language, operation, {"date_long", "cardinal"}),
-        ("operation", operation, language, {"en", "ja"}),
-    ],
-)
-def test_a_held_value_is_seen_twice_and_no_more(name, part, other, seen):
-    partition = PARTITIONS_OF_GRID[name]
-    test, dev = set(map(part, partition.test)), set(map(part, partition.dev))
-    assert len(test) == 3
-    assert len(dev) == 1
-    assert not test & dev
-    for value in test | dev:
-        assert {other(task) for task in partition.train if part(task) == value} == seen
-    # What is not held is trained whole, and so are the other parts of unseen tasks.
-    for task in read_tasks(GRID):
-        if part(task) not in test | dev:
-            assert task in partition.train
-    assert {other(task) for task in (*partition.test, *partition.dev)} <= {
-        other(task) for task in partition.train if part(task) not in test | dev
-    }
 
 
 def test_the_matrix_of_the_oracle_is_the_factors():
@@ -239,17 +181,6 @@ def test_examples_by_hand():
     text = next(item for item in phrases.joined("en") if item.input.count(";") == 2)
     assert text.outputs[0].count(",") == 2
     assert ", and " in text.outputs[0]
-
-
-def test_partition_and_table_name_the_same_tasks_once():
-    assert len(set(TASKS)) == len(TASKS)
-    assert set(TASKS) == set(read_tasks(LEXICAL)) == {key[0] for key in read_files(LEXICAL)}
-    assert len(PARTITION["train"]) >= 26
-    assert len(PARTITION["dev"]) == 4
-    assert len(PARTITION["test"]) == 6
-    for row in read_tasks(LEXICAL).values():
-        assert row["metric"] in ("EM", "ACC")
-        assert all(row[name] for name in ("category", "family", "description", "source"))
 
 
 # Nothing underlying may be on both sides of a border. What a row is about is read off its text
