@@ -31,7 +31,8 @@ def train_frozen(folder: Path) -> Path:
     """Train above a folder that holds a backbone and its tokenizer, both named by their paths."""
     backbone = store_backbone(folder / "base", ASKED["llama"]["backbone"])
     load_tokenizer("byte").save_pretrained(folder / "base")
-    return make_run(folder, backbone={**backbone, "tokenizer": None, "train": False})
+    backbone |= {"tokenizer": None, "train": False}
+    return make_run(folder, "data.evaluate=[test]", backbone=backbone)
 
 
 @pytest.fixture(params=["t5", "chat", "frozen"])

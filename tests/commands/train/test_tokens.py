@@ -53,7 +53,9 @@ def biases(run: RunFolder) -> dict[str, Tensor]:
 
 
 # Stopped between two records; where a record and an epoch end; and in the last step.
-@pytest.mark.parametrize("kind", ["token_top2", "token_loss_free"])
+@pytest.mark.parametrize(
+    "kind", ["token_loss_free", pytest.param("token_top2", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 11))]
 )
