@@ -171,9 +171,7 @@ def test_runs_without_skills_of_tasks_are_refused(run, tmp_path, monkeypatch, re
         monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, found=other, **__: found)
         assert message in refused(*given)
     monkeypatch.setattr(f"{READING}.load_any_config", lambda *_, **__: None)
-    assert "' has no config.yaml of text-to-text tasks, so its rows are unknown: " in refused(
-        *given
-    )
+    assert "' has no config.yaml of text-to-text tasks, so its rows are unknown:" in refused(*given)
 
 
 # Cosines between the gradients of tasks.
@@ -191,9 +189,7 @@ def test_tasks_are_compared_by_their_gradients(run, tmp_path, capsys) -> None:
         path = run.parents[1] / "gym" / task / f"{task}_4_100_train.tsv"
         rows = [line.split("\t") for line in path.read_text().splitlines()]
         prompts = built.tokenizer(
-            [f"[{task}] {question}" for question, _ in rows],
-            return_tensors="pt",
-            padding=True,
+            [f"[{task}] {question}" for question, _ in rows], return_tensors="pt", padding=True
         )
         answers = built.tokenizer([answer for _, answer in rows], return_tensors="pt", padding=True)
         labels = answers.input_ids.masked_fill(answers.attention_mask == 0, -100)

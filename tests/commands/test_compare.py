@@ -211,9 +211,7 @@ def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
     assert sorted(task for _, task in unseen) == sorted(TASKS)
     scores = read_csv(out / "scores.csv")
     assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {*unseen}
-    assert ", each trained on the tasks of the others. " in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert ", each trained on the tasks of the others." in " ".join(capsys.readouterr().out.split())
     assert compare(config, out, *given) == 0
     assert len(commands) == 4
     fold = out / "folds" / "fold1.json"

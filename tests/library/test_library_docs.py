@@ -23,10 +23,7 @@ SMALL = [
     *("trainer.max_steps=2", "data.validation=none", "trainer.accelerator=cpu"),
 ]
 ADAPT = ["adapt.max_steps=2", "adapt.eval_every=2", "data.max_eval_rows=2"]
-SHORTER = {
-    "train": SMALL,
-    "adapt": ["data.partition=partition.json", *ADAPT],
-}
+SHORTER = {"train": SMALL, "adapt": ["data.partition=partition.json", *ADAPT]}
 
 
 def commands() -> list[list[str]]:

@@ -227,11 +227,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "copi"}, 404, "no model 'copi'. Did you mean 'copy'.* copy, reverse, number"),
     ({"prompt": "a" * 40}, 400, r"input has \d+ tokens .* maximum is 24"),
     ({"prompt": ["a", " "]}, 400, r"an input is empty \(number 1 of 2, counted from 0\)"),
-    (
-        {"n": 65, "prompt": ["a", "b"]},
-        400,
-        "2 inputs with n=65 need 130 answers; the maximum is ",
-    ),
+    ({"n": 65, "prompt": ["a", "b"]}, 400, "2 inputs with n=65 need 130 answers; the maximum is "),
 ]
 
 

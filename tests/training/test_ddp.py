@@ -201,9 +201,7 @@ def test_experts_are_balanced_by_the_loads_of_both(still: Path, kind: str, strat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
-    still: Path,
-) -> None:
+def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(still: Path) -> None:
     """The checkpoint and ``skills/`` are those of any run: whatever reads them need not know."""
     # Fifteen rows for two processes, one by one: the last batch of one process has no row.
     # A step has as many rows whoever computes it.

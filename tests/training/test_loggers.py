@@ -193,9 +193,7 @@ def test_a_library_that_is_missing_is_told(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "missing libraries; install them with: pip install wandb" in refusal(
-        capsys, config, *WANDB
-    )
+    assert "missing libraries; install them with: pip install" in refusal(capsys, config, *WANDB)
     assert not (config.parent / "runs" / "refused").exists()
 
 

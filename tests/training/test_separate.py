@@ -139,11 +139,7 @@ def test_exported_adapters_are_those_of_pefts_own_loop(
     gym = Gym(config.parent / "gym")
     one = settings.data.model_copy(update={"batch_size": 2, "cache_dir": None})
     data = TextToTextDataModule(
-        gym,
-        [task],
-        build_tokenizer(settings.backbone),
-        one,
-        decoder_only=False,
+        gym, [task], build_tokenizer(settings.backbone), one, decoder_only=False
     )
     loader, step = data.train_dataloader(), 0
     while step < min(stop, n_steps):

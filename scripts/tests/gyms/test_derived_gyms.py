@@ -294,8 +294,7 @@ def test_the_command_without_a_package_says_so_in_one_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("grid", marks=needs_grid), pytest.param("lexical", marks=needs_lexical)],
+    "name", [pytest.param("grid", marks=needs_grid), pytest.param("lexical", marks=needs_lexical)]
 )
 def test_check_agrees_with_what_is_shipped_and_names_what_differs(name, tmp_path):
     done = python(SCRIPTS[name], "--check")
