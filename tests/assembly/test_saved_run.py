@@ -42,9 +42,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return train_frozen(folder) if request.param == "frozen" else train_asked(folder, request.param)
 
 
-def test_a_folder_needs_nothing_else(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_needs_nothing_else(source, tmp_path, monkeypatch) -> None:
     run = mttl.load(source)
     settings = {"mode": "router_only", **SHORT}
     described = {"description": "new"} if run.form.descriptions else {}
@@ -110,9 +108,7 @@ def test_the_network_of_a_prefix_is_for_training_alone(tmp_path: Path) -> None:
     assert mttl.adapt_to(tmp_path / "plain", PAIRS, task="new", mode="all", **SHORT)(QUESTIONS)
 
 
-def test_what_is_given_away_names_no_folder_of_a_backbone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_given_away_names_no_folder_of_a_backbone(tmp_path, monkeypatch) -> None:
     (tmp_path / "training").mkdir()
     source = train_frozen(tmp_path / "training")
     monkeypatch.chdir(tmp_path)

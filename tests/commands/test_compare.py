@@ -79,9 +79,7 @@ def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) 
         assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
 
 
-def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
-    config, tmp_path, commands, refused
-) -> None:
+def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(config, tmp_path, commands, refused):
     """With other settings it is refused; tasks of the training need no score."""
     out = tmp_path / "out"
     given = ("--methods", "polytropon", "--modes", "--unseen-only", "--seeds", "13")

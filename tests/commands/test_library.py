@@ -246,9 +246,7 @@ def test_adapters_come_from_the_hub(place: Path, tmp_path: Path, monkeypatch, re
     assert "loading it from the model hub failed" in told
 
 
-def test_bad_members_are_refused_with_one_list(
-    place: Path, skills: Path, tmp_path, refused
-) -> None:
+def test_bad_members_are_refused_with_one_list(place, skills, tmp_path, refused) -> None:
     good = place / "adapters" / "past"
 
     def copy(name: str) -> Path:

@@ -110,9 +110,7 @@ def test_a_trial_that_diverges_has_no_score_and_the_others_go_on(
     assert [float(row[f"{section}.lr"]) for row in trials(tmp_path)] == [1e-3]
 
 
-def test_workers_share_the_jobs_of_every_trial(
-    folder, tmp_path, started, monkeypatch, refused
-) -> None:
+def test_workers_share_the_jobs_of_every_trial(folder, tmp_path, started, monkeypatch, refused):
     """Run here one after another; `start_workers` shows each a GPU of its own."""
     shares: list[int] = []
 
@@ -208,9 +206,7 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
 
 
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_rates_of_training_are_chosen_by_development_rows(
-    *, inside, folder, tmp_path, monkeypatch
-) -> None:
+def test_rates_of_training_are_chosen_by_development_rows(*, inside, folder, tmp_path, monkeypatch):
     """Trials are processes; here they run in this one, but in the slow tests."""
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:

@@ -206,9 +206,7 @@ def test_the_form_of_an_override(text: str, message: str) -> None:
         ("backbone: {kind: random, model_type: t5, config: 3}", "f.yaml: backbone.config: '3'"),
     ],
 )
-def test_mistakes_name_file_key_value_and_alternatives(
-    write: Writer, text: str, message: str
-) -> None:
+def test_mistakes_name_file_key_value_and_alternatives(write, text, message) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load_config(write(text))
     assert "pydantic" not in str(caught.value)

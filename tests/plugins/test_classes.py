@@ -78,9 +78,7 @@ def test_a_trusted_package_holds_trusted_modules_and_others_are_not(write: Write
         find_class(ROUTERS, "pack_cc:MyRouter")
 
 
-def test_a_trusted_file_is_found_from_elsewhere(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trusted_file_is_found_from_elsewhere(write, tmp_path, monkeypatch) -> None:
     path = write("parts/mine_d.py")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
@@ -92,9 +90,7 @@ def test_a_trusted_file_is_found_from_elsewhere(
     assert find_class(ROUTERS, "./parts/mine_d.py:MyRouter").__name__ == "MyRouter"
 
 
-def test_an_installed_package_offers_short_names(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_offers_short_names(write, tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write("mine_e.py")
     write("mine_e-1.0.dist-info/METADATA", "Name: mine_e\nVersion: 1.0\n")

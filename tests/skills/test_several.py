@@ -113,9 +113,7 @@ ATTENDED = Placement(lambda i, o: AttendedInventory(lora(i, o)), ["attention"])
         ((ATTENDED,), 4 * 24),  # a query, its bias, a key and a value
     ],
 )
-def test_gradient_checkpointing_changes_no_gradient(
-    kinds: tuple[Placement, ...], n_trained: int
-) -> None:
+def test_gradient_checkpointing_changes_no_gradient(kinds, n_trained) -> None:
     found = []
     for checkpointing in (False, True):
         model = several(tiny_t5(), *kinds).double().train()

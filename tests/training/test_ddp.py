@@ -92,9 +92,7 @@ def _files(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("two", ["ddp"], indirect=True)
-def test_whoever_starts_the_processes_they_train_the_same(
-    still: Path, two: tuple[RunFolder, str]
-) -> None:
+def test_whoever_starts_the_processes_they_train_the_same(still, two) -> None:
     """Lightning, and two machines under torchrun: to the last bit, as it is the same work."""
     finished(start(still, "started", *TWO))
     given = ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.precision=32-true"]
@@ -117,9 +115,7 @@ def test_whoever_starts_the_processes_they_train_the_same(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_both_processes_stop_together_and_continue(
-    still: Path, strategy: str, number: signal.Signals
-) -> None:
+def test_both_processes_stop_together_and_continue(still, strategy, number) -> None:
     settings, name = STRATEGIES[strategy], f"stopped-{strategy}-{number.name}"
     process = start(still, name, *settings, "trainer.max_steps=4000")
     assert process.stderr is not None

@@ -127,9 +127,7 @@ def test_each_process_has_a_stream_of_its_own_before_and_after_a_resume(build: A
 
 @BOTH
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
-def test_another_number_of_processes_begins_new_streams(
-    build: Any, before: int, after: int
-) -> None:
+def test_another_number_of_processes_begins_new_streams(build, before, after) -> None:
     trained = build()
     checkpoint = saved(trained)
     checkpoint["random_states"] *= before

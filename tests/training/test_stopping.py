@@ -99,9 +99,7 @@ def handlers() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("every", "end", "steps"), [(2, 5, [1, 2, 4, 5]), (40, 100, [2, 4, 8, 16, 32, 64, 100])]
 )
-def test_saves_early_at_distances_that_double_and_at_the_end(
-    every: int, end: int, steps: list[int], tmp_path: Path
-) -> None:
+def test_saves_early_at_distances_that_double_and_at_the_end(every, end, steps, tmp_path) -> None:
     last = Recorder(tmp_path / "last.ckpt", every_n_steps=every)
     trainer(last, max_steps=end).fit(Sum(), loader())
     assert last.saved == [(step, step) for step in steps]

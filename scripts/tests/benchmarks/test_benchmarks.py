@@ -102,9 +102,7 @@ def test_the_command_prints_and_writes_its_table(tmp_path) -> None:
     assert all(row["median"] > 0 and row["peak_mib"] > 0 for row in rows)
 
 
-def test_every_layer_of_experts_steps(
-    moe_speed: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_layer_of_experts_steps(moe_speed, monkeypatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # and restored afterwards
     tiny = argparse.Namespace(d=8, h=8, e=3, n=5, threads=1, device="cpu", dtype="float32")
     for variant in moe_speed.VARIANTS:
@@ -133,9 +131,7 @@ def test_the_layers_are_of_one_size_and_the_naive_loop_computes_the_same(moe_spe
     torch.testing.assert_close(found, expected)
 
 
-def test_a_missing_peer_is_left_out_and_too_few_experts_refused(
-    moe_speed, capsys, monkeypatch
-) -> None:
+def test_a_missing_peer_is_left_out_and_too_few_experts_refused(moe_speed, capsys, monkeypatch):
     monkeypatch.setattr(moe_speed, "find_spec", lambda name: None)
     measured = []
     monkeypatch.setattr(

@@ -38,9 +38,7 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
         (TINY_LLAMA, ["trainer.precision=bf16-mixed", "backbone.train=false"]),
     ],
 )
-def test_passes_without_weights_keep_what_real_ones_keep(
-    folder: Path, backbone: dict, settings: list[str]
-) -> None:
+def test_passes_without_weights_keep_what_real_ones_keep(folder, backbone, settings) -> None:
     """The same passes, counted in the same way, on the model that `pl_train.py` builds."""
     config = config_of(folder, backbone, *settings)
     real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)

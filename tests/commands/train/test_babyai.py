@@ -131,9 +131,7 @@ def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> N
         train(config, "whole", "rl.levels=[GoToObj, GoToObjS4]", resume=True)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
-    config, monkeypatch
-) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(config, monkeypatch):
     with interrupted(9, monkeypatch):
         train(config, "broken")
     run = RunFolder(config.parent / "runs" / "broken")
@@ -268,9 +266,7 @@ def test_levels_are_recorded_to_one_file(tmp_path, capsys, refused) -> None:
         ({"--workers": "-1"}, "'-1' must be a whole number of at least 0"),
     ],
 )
-def test_mistakes_of_recording_leave_no_file(
-    tmp_path, refused, monkeypatch, change, message
-) -> None:
+def test_mistakes_of_recording_leave_no_file(tmp_path, refused, monkeypatch, change, message):
     monkeypatch.chdir(tmp_path)
     options = {"--levels": "GoToObj", "--episodes": "2", "--out": "record.npz", **change}
     assert message in refused(

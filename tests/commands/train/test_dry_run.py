@@ -74,9 +74,7 @@ def test_policies_have_no_dry_run(refused) -> None:
     assert "a policy for BabyAI has no dry run, only training, adaptation" in message
 
 
-def test_the_merged_configuration_is_printed_with_its_sources(
-    config: Path, tmp_path: Path, capsys
-) -> None:
+def test_the_merged_configuration_is_printed_with_its_sources(config, tmp_path, capsys) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(
         "optim: {label_smoothing: 0.5}\ndata: {prefix: auto, metrics: {a b: EM, 'null': EM}}\n"

@@ -51,9 +51,7 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
         ),
     ],
 )
-def test_a_run_continues_as_if_it_had_never_stopped(
-    config, whole, interrupt, step, validating
-) -> None:
+def test_a_run_continues_as_if_it_had_never_stopped(config, whole, interrupt, step, validating):
     name = f"stopped-{step}-{validating}"
     stop = interrupt(name, SignalAt(step, signal.SIGINT, validating))
     assert str(stop) == "stopped by SIGINT; the state was saved; continue with --resume"
@@ -97,9 +95,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     assert not run.skills.exists()
 
 
-def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(
-    config, interrupt, whole
-) -> None:
+def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(config, interrupt, whole):
     interrupt("here", SignalAt(3, signal.SIGINT))  # before a validation
     moved = (whole.path.parent / "here").rename(whole.path.parent / "there")
     text = (moved / "config.yaml").read_text()

@@ -59,9 +59,7 @@ def biases(run: RunFolder) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 11))]
 )
-def test_a_run_continues_as_if_it_had_never_stopped(
-    config, wholes, monkeypatch, kind, step
-) -> None:
+def test_a_run_continues_as_if_it_had_never_stopped(config, wholes, monkeypatch, kind, step):
     name, files = f"stopped-{kind}-{step}", recipe(config, kind)
     with interrupted(step, monkeypatch, "mttl.commands.train_tasks.build_trainer"):
         train(files, name, *settings(kind))
