@@ -70,10 +70,6 @@ def test_a_newcomer_comes_from_the_first_page_to_every_other() -> None:
     assert "(howto/add_a_router.md)" in first.read_text(encoding="utf-8")
 
 
-def test_the_readme_is_a_page() -> None:
-    assert len(text("README.md").splitlines()) <= 150
-
-
 def test_tutorials_show_outputs_and_no_folder_of_the_machine_that_ran_them() -> None:
     absolute = re.compile(r"(?<![\w.])/(?:home|mnt|opt|root|tmp|Users|work)/")
     pages = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/tutorials/*")}

@@ -13,6 +13,7 @@ import mttl
 from helpers.command import read_csv
 from helpers.new_tasks import PAIRS, STEPS, adapted, logits, train_source
 from mttl.adaptation.add_tasks import add_tasks
+from mttl.analysis.figures import canvas
 from mttl.checkpoints.saved_inventory import read_inventory, write_inventory
 from mttl.commands import add_tasks as ADD
 from mttl.commands import plot as PLOT
@@ -129,7 +130,8 @@ def test_the_command_writes_a_run(run: Path, row: Path, skills: Path, tmp_path: 
         ADD.main(given)
 
 
-def test_plots_show_which_tasks_it_is_like(run, row, skills, tmp_path, capsys) -> None:
+def test_plots_show_which_tasks_it_is_like(run, row, skills, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     given = [str(run), "--adapted", str(row), str(skills), "--out", str(tmp_path)]
     assert PLOT.main(given) == 0
     printed = " ".join(capsys.readouterr().out.split())

@@ -273,7 +273,7 @@ def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:
 
 def test_few_examples_choose_their_start_by_leave_one_out(run: Path, caplog) -> None:
     """Every model of a loop that leaves one out answers the example that it left out."""
-    pairs = [("ab", "a"), ("ba", "b"), ("ac", "a"), ("bc", "b")]
+    pairs = [("ab", "a"), ("ba", "b"), ("ac", "a")]
     settings = {**STEPS, "max_steps": 3}
     with caplog.at_level(logging.INFO, "mttl.adaptation.new_tasks"):
         found = mttl.adapt_to(run, pairs, task="start", options=["a", "b"], **settings)
@@ -289,10 +289,10 @@ def test_few_examples_choose_their_start_by_leave_one_out(run: Path, caplog) -> 
             choice = one.choose("start", [text], ["a", "b"], per_token=True)[0]
             right.append(choice.answer == answer)
             sure.append(choice.probabilities[answer])
-        by_hand[init] = (sum(right) / 4, pytest.approx(sum(sure) / 4))
+        by_hand[init] = (sum(right) / 3, pytest.approx(sum(sure) / 3))
     assert by_hand[estimate.init] == (estimate.score, estimate.confidence)
     assert estimate.score == found.result.dev == max(score for score, _ in by_hand.values())
-    assert f"leave-one-out on 4 examples: score {100 * estimate.score:.0f} %, con" in caplog.text
+    assert f"leave-one-out on 3 examples: score {100 * estimate.score:.0f} %, con" in caplog.text
     # Then all examples are trained on.
     last = mttl.adapt_to(
         *(run, pairs), dev=pairs, task="start", options=["a", "b"], init=estimate.init, **settings

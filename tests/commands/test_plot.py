@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from helpers.command import ROOT
-from mttl.analysis.figures import canvas
 from mttl.commands import explore
 from mttl.commands import plot as SCRIPT
 from mttl.runtime.command import run_command
@@ -23,12 +22,6 @@ Capture = pytest.CaptureFixture[str]
 
 def run(*arguments: object) -> int:
     return run_command(lambda: SCRIPT.main([str(argument) for argument in arguments]))
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw few pixels: nothing here looks at them."""
-    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)
 
 
 @pytest.fixture(scope="module")

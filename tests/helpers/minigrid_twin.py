@@ -28,12 +28,7 @@ VERBS: dict[str, Callable[..., Any]] = {
 
 
 class Twin:
-    """Minigrid's environment of a level, in a state that envpool was in.
-
-    Args:
-        level: Its name.
-        state: What ``debug_states`` gives for one environment at the beginning of an episode.
-    """
+    """Minigrid's environment of a level, in a state that envpool was in."""
 
     def __init__(self, level: str, state: Any) -> None:
         self.env = gymnasium.make(LEVELS[level].id, disable_env_checker=True)

@@ -142,9 +142,8 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-OFTEN = ("router/token_top2.yaml", "router/token_base.yaml")  # of two sorts; the others are slow
 TOKENS = [
-    pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+    pytest.param(name, marks=() if name == "router/token_top2.yaml" else pytest.mark.slow)
     for name in fragments("router")
     if "token" in name
 ]

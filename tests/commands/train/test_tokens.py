@@ -98,11 +98,6 @@ def test_the_figures_of_a_hybrid_show_both(hybrid, monkeypatch, capsys) -> None:
 
 def drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> tuple[set[str], str]:
     """Draw a run; return the files and what was printed."""
-    for library in ("matplotlib", "scipy", "sklearn"):
-        pytest.importorskip(library)
-    from mttl.analysis.figures import canvas
-
-    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     monkeypatch.setenv("COLUMNS", "160")
     capsys.readouterr()
     assert plot.main([str(run.path), "--all"]) == 0
