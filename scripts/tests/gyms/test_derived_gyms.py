@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import sys
-import tomllib
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -114,48 +113,6 @@ def test_partitions_follow_from_the_names(name):
     assert json.loads(path.read_text(encoding="utf-8")) == made
 
 
-def test_the_pinned_versions_are_those_of_the_extra():
-    from grid_gym.versions import PINNED
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extra = project["optional-dependencies"]["grid"]
-    assert extra == [f"{name}=={version}" for name, version in PINNED.items()]
-
-
-@needs_grid
-def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
-    from derived_gym.item import Item
-    from grid_gym import cells
-    from grid_gym.operations import Operation
-
-    def items(language):
-        if language == "de":
-            raise LookupError("no data")
-        # French has nine of ten answers of English, Polish eight, one of them copied.
-        own = {"en": 0, "fr": 1, "pl": 2, "tr": 10}[language]
-        answers = [*"bc"[:own], *"a" * (10 - own)] if own < 10 else ["1", *["long" * 20] * 9]
-        return [Item(str(number), (text,), ()) for number, text in enumerate(answers)]
-
-    made = Operation("op", "family", "babel", "Do it in {}.", items)
-    copy = Operation("copy", "family", "babel", "Do it in {}.", lambda _: [Item("x", ("x",), ())])
-    monkeypatch.setattr(cells, "OPERATIONS", (made, copy))
-    monkeypatch.setattr(cells, "LANGUAGES", dict.fromkeys(("en", "de", "fr", "pl", "tr"), "it"))
-    told = []
-    grid = cells.cross(told.append)
-    assert told[:2] == ["en_op", "de_op"]
-    assert grid.dropped == {
-        "de_op": "no data",
-        "fr_op": "90% of the rows are those of `en_op`",
-        **{f"{name}_copy": "the output is the input" for name in cells.LANGUAGES},
-    }
-    assert grid.overlaps == {("pl_op", "en_op"): 0.8}
-    assert {cell.name: len(rows) for cell, rows in grid.items.items()} == {
-        "en_op": 10,
-        "pl_op": 10,
-        "tr_op": 1,  # of the others the outputs have 80 bytes
-    }
-
-
 @needs_grid
 def test_examples_by_hand():
     from grid_gym import dates, figures, numerals, phrases
@@ -246,18 +203,6 @@ def test_nothing_is_on_both_sides_of_a_border() -> None:
     assert {thing: found for thing, found in splits.items() if len(found) > 1} == {}
     assert len(splits) > 50_000
     assert sum(len(found) > 1 for found in gyms.values()) > 1000
-
-
-@needs_lexical
-def test_partition_is_that_of_the_table_and_too_small_a_pool_an_error():
-    from lexical_gym.gym import settings
-    from lexical_gym.sample import draw
-    from lexical_gym.tasks import TASKS
-
-    path = ROOT / "configs/partitions/lexical.json"
-    assert settings() == {"partitions/lexical.json": path.read_bytes()}
-    with pytest.raises(ValueError, match=r"0 of 200 test rows; it has too few examples"):
-        draw(TASKS[0], [])
 
 
 def test_writing_replaces_only_its_own_files(tmp_path):
