@@ -20,6 +20,8 @@ from mttl.commands import plot as PLOT
 from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError, ConfigError
 
+# No scores: what is added is looked at.
+UNSCORED = ["trainer.max_steps=1", "data.validation=none", "data.evaluate=[]"]
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 
 
@@ -87,14 +89,15 @@ def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: 
     ids=["task_moe", "shared", "private", "score_function"],
 )
 def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> None:
-    run = train_source(tmp_path, settings=router)
+    run = train_source(tmp_path, settings=[*router, *UNSCORED])
     folder = adapt(run, tmp_path / "own", "skills_only", **settings)
     assert_answers_as_apart(run, add(run, tmp_path / "out", folder), folder)
 
 
 def test_a_run_with_skills_of_single_tasks_grows(tmp_path: Path) -> None:
     """Which skills are common is known of the run of more tasks too, and of one adapted task."""
-    run = train_source(tmp_path, settings=["router.kind=c_poly", "skills.n_skills=2"])
+    own_skills = ["router.kind=c_poly", "skills.n_skills=2"]
+    run = train_source(tmp_path, settings=[*own_skills, *UNSCORED])
     row = adapt(run, tmp_path / "row", "router_only")
     own = adapt(run, tmp_path / "skilled", "all")
     before, after = mttl.load(run), add(run, tmp_path / "out", row, own)
@@ -188,6 +191,6 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_these_routers_cannot(settings, mode, message, tmp_path) -> None:
-    run = train_source(tmp_path, settings=settings)
+    run = train_source(tmp_path, settings=[*settings, *UNSCORED])
     folder = adapt(run, tmp_path / "own", mode)
     assert re.search(message, refused(run, tmp_path / "out", folder))

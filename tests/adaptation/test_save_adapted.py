@@ -59,7 +59,8 @@ def test_it_answers_as_before(run, tmp_path, mode, settings, files) -> None:
 
 def test_a_learned_row_of_a_plain_router_is_kept_as_such(tmp_path: Path) -> None:
     """Whatever the run's own router is."""
-    run = train_source(tmp_path, settings=["router.straight_through=true"])
+    unscored = ["trainer.max_steps=1", "data.validation=none", "data.evaluate=[]"]
+    run = train_source(tmp_path, settings=["router.straight_through=true", *unscored])
     before = adapted(run, "router_only", init="learned")
     before.save(tmp_path / "kept")
     after = mttl.load(tmp_path / "kept")

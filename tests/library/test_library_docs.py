@@ -53,6 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_runs(here: Path) -> None:
     ran = commands()
     assert len(ran) >= 10
