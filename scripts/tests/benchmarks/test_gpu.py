@@ -3,11 +3,10 @@
 import argparse
 import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from helpers.command import ROOT, load_recipe
 
@@ -66,24 +65,6 @@ def test_a_row_that_fails_stops_no_other_and_a_second_call_goes_on(gpu, tmp_path
     _, found = call(gpu, fixed[:1], tmp_path)
     assert list(found) == ["breaks"]  # figures of another machine are not kept
     assert "of another machine" in capsys.readouterr().out
-
-
-def test_the_clock_leaves_the_first_steps_out(tmp_path, monkeypatch) -> None:
-    script = load_recipe(FOLDER / "step_clock.py")
-    ends = iter([0, 9, 18, 27, 28, 30, 31])
-    monkeypatch.setattr(script.time, "perf_counter", lambda: next(ends))
-    clock = script.StepClock(str(tmp_path / "clock.json"))
-    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True)
-    module: Any = SimpleNamespace(device=torch.device("cpu"))
-    batch = {"task_ids": torch.zeros(6)}
-    for _ in range(7):
-        clock.on_train_batch_end(trainer, module, {"loss": torch.tensor(0.5)}, batch, 0)
-    clock.on_train_end(trainer, module)
-    found = json.loads((tmp_path / "clock.json").read_text())
-    assert found == {
-        "seconds_per_step": 1, "rows_per_second": 2 * 18 / 4, "peak_mib": None, "loss": 0.5,
-        "n_processes": 2,
-    }  # fmt: skip
 
 
 @pytest.mark.slow

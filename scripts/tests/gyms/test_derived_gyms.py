@@ -205,38 +205,6 @@ def test_nothing_is_on_both_sides_of_a_border() -> None:
     assert sum(len(found) > 1 for found in gyms.values()) > 1000
 
 
-def test_writing_replaces_only_its_own_files(tmp_path):
-    from derived_gym.store import NotAGymError, differences, write
-
-    folder = tmp_path / "gym"
-    old = {"README.md": b"# The lexical gym\n", "a/a_32_13_dev.tsv": b"x\ty\n"}
-    write(old, folder, "# The lexical gym")
-    (folder / "a/notes.txt").write_text("mine")
-    new = {"README.md": b"# The lexical gym, again\n", "b/b_32_13_dev.tsv": b"x\ty\n"}
-    told = [line.split(": ")[1] for line in differences(new, folder)]
-    assert told == ["differs", "missing", "does not belong to the gym"]
-    write(new, folder, "# The lexical gym")
-    assert differences(new, folder) == []
-    assert not (folder / "a/a_32_13_dev.tsv").exists()
-    assert (folder / "a/notes.txt").exists()
-
-    with pytest.raises(NotAGymError, match="is not empty and does not hold this gym"):
-        write(new, tmp_path, "# The lexical gym")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotAGymError, match="is not a folder"):
-        write(new, tmp_path / "file", "# The lexical gym")
-
-
-def test_the_command_without_a_package_says_so_in_one_line(tmp_path):
-    # A module of that name that cannot be imported stands before the installed one.
-    (tmp_path / "inflect.py").write_text("raise ModuleNotFoundError(name='inflect')")
-    done = python(SCRIPTS["lexical"], "--out", tmp_path / "out", first=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert re.match(r"missing .*pip install -e '\.\[gym\]'", done.stderr)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("grid", marks=needs_grid), pytest.param("lexical", marks=needs_lexical)]
