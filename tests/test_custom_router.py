@@ -326,10 +326,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--runs", f"x={a}", "--reference", "z"), "the reference z is not among the compared"),
         (("--runs", f"mine={a},{begun}"), "'.*begun' has not finished; finish it with"),
         (("--runs", f"mine={half[0]},{half[1]}"), "half4/adapt-all' has results for 4 of the 5"),
-        (
-            ("--runs", f"x={a}", "-k", "a.b=1", "--seeds", "13", "--modes"),
-            "--runs trains nothing, so -k, --seeds, --modes would have no",
-        ),
+        (("--runs", f"x={a}", "-k", "a.b=1", "--seeds", "13", "--modes"), "--runs trains nothing,"),
     ):
         with pytest.raises(MttlError, match=message):
             compare.main(["--out", str(tmp_path / "out"), *given])

@@ -171,16 +171,10 @@ def test_rates_come_from_adapt_the_optimizer_from_optim_and_others_by_name() -> 
         ({"adapt.init": "best_coefficients", "adapt.examples": 0}, "' needs examples of the new"),
         ({"adapt.init": "private_skill", "adapt.mode": "zero_shot"}, "'zero_shot' does not train"),
         ({"adapt.init": "expert_row", "adapt.mode": "average"}, "mode 'average' uses equal"),
-        (
-            {"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"},
-            "unlikelihood and length_normalised need training steps, which",
-        ),
+        ({"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"}, "unlikelihood and"),
         ({"adapt.unlikelihood": 1, "adapt.examples": 0}, "unlikelihood and length_normalised need"),
         ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) is for generation"),
-        (
-            {"generation.mode": "generate", "generation.per_token": False},
-            "per_token (false) needs mode auto, rank or both",
-        ),
+        ({"generation.mode": "generate", "generation.per_token": False}, "per_token (false) needs"),
         ({"generation.mode": "both", "trainer.strategy": "fsdp2"}, "with generation.mode (both)"),
         ({"trainer.precision": "bf16-true"}, "trainer.precision (bf16-true) does not work in"),
     ],

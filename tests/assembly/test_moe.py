@@ -95,11 +95,7 @@ NONSENSE = [
     ("arrow.yaml+experts/ia3", "run.seed=1", "'arrow' does not work with moe.experts.kind 'ia3'"),
     ("token_hybrid", "moe.task_prior=logits; skills.n_skills=5", "(5) must be moe.n_experts (8)"),
     ("token_hydra", "moe.parallel=true", "parallel distributes experts over processes, but"),
-    (
-        "token_expert_choice",
-        "moe.capacity_factor=1.25",
-        "loads are equal; remove moe.capacity_factor",
-    ),
+    ("token_expert_choice", "moe.capacity_factor=1.25", "loads are equal; remove"),
     ("token_prior", "moe.task_prior=mask", "router.kind 'polytropon': its learned weights are"),
     ("token_prior", "router.kind=hyperformer", "logarithms need positive weights"),
     ("token_hybrid", "moe.task_prior=logits; skills.n_heads=2", "(logits): experts have no heads"),

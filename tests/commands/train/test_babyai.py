@@ -210,10 +210,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["adapt.mode=in_context"], "adapt: mode 'in_context' needs text examples"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
-        (
-            ["rl.global_n_slots=6", "trainer.devices=4", "trainer.strategy=ddp"],
-            r"rl.global_n_slots \(6\) must be a multiple of 4, .* use 4 or 8, or other devices",
-        ),
+        (["rl.global_n_slots=6", "trainer.devices=4", "trainer.strategy=ddp"], "a multiple of 4"),
         (
             ["rl.global_n_slots=4", "trainer.devices=2", "rl.ppo.n_minibatches=8"],
             "gives each process 2 of a level: ppo.n_minibatches .8. must divide the 4 sequences",

@@ -132,10 +132,7 @@ def test_random_places_by_drawing_again_are_uniform(monkeypatch):
     [
         (lambda: random_support({"w": (3,)}, 0.0), r"density \(0.0\) must lie in \(0, 1\]"),
         (lambda: select_support({}, 0.1), "scores must contain at least one tensor"),
-        (
-            lambda: select_support({"w": torch.tensor([1.0, math.nan])}, 0.5),
-            r"the scores of 'w' contain NaN",
-        ),
+        (lambda: select_support({"w": torch.tensor([1.0, math.nan])}, 0.5), "the scores of 'w'"),
         (
             lambda: select_support({"w": torch.ones(3)}, 0.5, structure="column"),
             r"structure \('column'\) must be one of entries, rows, blocks",
