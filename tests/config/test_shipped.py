@@ -42,11 +42,6 @@ def test_fragments_validate_on_the_default(name: str) -> None:
         load_config(f"crossfit.yaml+{name}")
 
 
-def test_every_file_says_what_it_is() -> None:
-    texts = {name: (configs_dir() / name).read_text(encoding="utf-8") for name in FILES}
-    assert [name for name, text in texts.items() if not text.startswith("# ")] == []
-
-
 def test_every_kind_has_a_fragment() -> None:
     kinds: dict[str, set[str]] = {"router": {"none"}, "skills": set(), "optim": set()}
     routers, experts = set(), {"lora"}

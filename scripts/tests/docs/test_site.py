@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,6 @@ sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 MESSAGES = import_module("reference.messages")
 SITE = import_module("reference.site")
 FORMULAS = import_module("reference.formulas")
-STUDIES = import_module("reference.studies")
 source = import_module("reference.parts").source
 
 CODE = """
@@ -112,18 +110,6 @@ def test_generated_pages_are_made_with_the_site_and_not_kept() -> None:
     # Links to them need no file, but a right name.
     names = [path for path in pages if path.startswith("reference/")]
     assert [name for name in names if not GENERATED.fullmatch(f"/docs/{name}")] == []
-
-
-def test_every_study_is_a_page_and_in_the_navigation() -> None:
-    files = SITE.study_files(ROOT)
-    assert files["studies/README.md"] == ROOT / "scripts" / "studies" / "README.md"
-    assert "studies/examples_curve/examples.svg" in files
-    nav = str(SITE.studies_nav(ROOT))
-    pages = {path for path in files if path.endswith(".md")}
-    assert {path for path in pages if f"'{path}'" not in nav} == set()
-    known = {STUDIES.source_path(path) for path in files}
-    listed = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/studies/**/*.md")}
-    assert {path for path in listed if Path(path).name == "README.md"} <= known
 
 
 def shown(place: str, text: str) -> str:

@@ -1,7 +1,6 @@
 """The shipped gyms, read from their files alone, and the scripts that build them."""
 
 import csv
-import json
 import re
 import shutil
 import sys
@@ -15,16 +14,11 @@ import pytest
 from helpers.command import ROOT, python
 from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm, check_codes
-from mttl.tasks.partition import Partition
 
 sys.path.insert(0, str(ROOT / "scripts" / "gyms"))
 GRID, LEXICAL = ROOT / "data/grid", ROOT / "data/lexical"
 SCRIPTS = {name: ROOT / f"scripts/gyms/build_{name}.py" for name in ("grid", "lexical")}
 SAMPLES = (100, 13, 21, 42, 87)
-PARTITIONS_OF_GRID = {
-    name: Partition.read(ROOT / f"configs/partitions/grid_{name}.json")
-    for name in ("cells", "language", "operation")
-}
 NAME = re.compile(r"(.+)_(\d+)_(\d+)_(train|dev|test)\.tsv")
 # Rows by task, size, sample and split.
 Files = dict[tuple[str, ...], list[list[str]]]
@@ -102,15 +96,6 @@ def test_no_row_is_cut_off(prefix):
         start = len(PromptForm(prefix=prefix).prompt_prefix(task).text)
         assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
         assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
-
-
-@pytest.mark.parametrize("name", PARTITIONS_OF_GRID)
-def test_partitions_follow_from_the_names(name):
-    from grid_gym.partitions import PARTITIONS
-
-    path = ROOT / f"configs/partitions/grid_{name}.json"
-    made = PARTITIONS[f"grid_{name}"](list(read_tasks(GRID)))
-    assert json.loads(path.read_text(encoding="utf-8")) == made
 
 
 @needs_grid
