@@ -186,6 +186,7 @@ def test_prints_nothing_that_a_user_can_do_nothing_about(config: Path, gym: Path
 # Learning.
 
 
+@pytest.mark.slow
 def test_learns_two_groups_of_tasks_jointly(folder: Path) -> None:
     """Two tasks double a letter, two shift all: copying and guessing score next to nothing."""
     letters = "abcdef"
