@@ -2,7 +2,7 @@
 
 For equal states and actions in every level of the paper, observations, ends and rewards (in single
 precision) equal minigrid's. Layouts come from another random generator, so seeds give other
-episodes; ``tests/envs/test_pool_layouts.py`` compares their distributions. Differences:
+episodes. Differences:
 
 - Envpool truncates a mission that is fulfilled by the last possible action. Here it terminates, as
   in minigrid, because of its reward. A mission that *fails* by the last action stays truncated;

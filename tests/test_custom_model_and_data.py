@@ -46,7 +46,7 @@ def record(number: int) -> dict[str, str]:
     }
 
 
-@pytest.fixture(params=["llama", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.fixture(params=["llama", "t5"])
 def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files and the model folder of the page."""
     write_jsonl(tmp_path / "calls.jsonl", [record(number) for number in range(80)])
@@ -66,6 +66,7 @@ def run(words: list[str], *more: str) -> None:
     assert run_command(lambda: main([*words, *more])) == 0
 
 
+@pytest.mark.slow
 def test_from_raw_files_to_a_served_answer_and_to_peft(place: Path) -> None:
     train, adapt, predict, serve, export = COMMANDS
     run(train, "-k", *MODEL, *SHORT)

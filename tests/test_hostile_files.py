@@ -79,9 +79,7 @@ def test_the_weights_that_were_best(tmp_path: Path, marker: Path) -> None:
 
     FORMS[1](tmp_path / "best.ckpt", Payload(marker))
     module = TextToTextModule.__new__(TextToTextModule)
-    with pytest.raises(
-        CheckpointError, match="has more than tensors and plain data, so loading it could run code"
-    ):
+    with pytest.raises(CheckpointError, match="has more than tensors and plain data, so loading"):
         TextToTextModule.load_weights(module, tmp_path / "best.ckpt")
 
 

@@ -170,30 +170,18 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("skills.kind=own_all:Composed", "Composed cannot be mixed by task"),
-        (
-            "loss={kind: 'own_all:Learned'}",
-            "section loss: 'own_all:Learned' has parameters, which are not",
-        ),
+        ("loss={kind: 'own_all:Learned'}", "section loss: 'own_all:Learned' has parameters, which"),
         (
             "loss={kind: 'own_all:Sum'}",
             (r"Sum returned losses of shape \(\); it must return " "one loss per"),
         ),
-        (
-            "data.metrics={twice: 'own_all:Broken'}",
-            r"Broken failed: KeyError: 'score' \(.*own_all\.py, line",
-        ),
+        ("data.metrics={twice: 'own_all:Broken'}", "Broken failed: KeyError: 'score'"),
         ("data.metrics={twic: EM}", r"data\.metrics: the folder .* has no task 'twic'\. Did you"),
         ("trainer.callbacks=[{kind: 'own_all:Count'}]", r"callbacks\.0\.file: is missing"),
         ("router={kind: 'own_all:Odd', kind_of: x}", r"ZeroDivisionError: .*own_all\.py, line"),
         ("router={kind: 'own_all:Odd', kind_of: value}", "^section router: kind_of is odd"),
-        (
-            "router={kind: 'own_all:Odd', kind_of: shape}",
-            r"' returns weights of shape \(12, 1, 1, 1\); they must have the",
-        ),
-        (
-            "router={kind: 'own_all:Asks'}",
-            "has the argument 'weather'; allowed after task_ids are prompts, descriptions",
-        ),
+        ("router={kind: 'own_all:Odd', kind_of: shape}", r"' returns weights of shape \(12, 1, 1,"),
+        ("router={kind: 'own_all:Asks'}", "has the argument 'weather'; allowed after task_ids are"),
         (
             "moe={router: {kind: 'own_all:FirstChoice'}, experts: {kind: lora}, "
             "balance: {switch: 0.1}}",
@@ -227,9 +215,7 @@ def test_examples_are_shown_but_not_of_none(config: Path) -> None:
     run = train(f"{config}+{own}", "reads", *QUICK)
     assert load_run(run.path).model.router.shown_examples.shape == (1, 16)
     given = ["-c", f"{config}+{own}", "--from", str(run.path), "-k", "adapt.examples=0"]
-    with pytest.raises(
-        MttlError, match="the router needs training examples of each task, but 'first' has"
-    ):
+    with pytest.raises(MttlError, match="the router needs training examples of each task, but"):
         adapt.main(given)
 
 

@@ -76,21 +76,6 @@ def read_options(command: Command, request: pytest.FixtureRequest) -> argparse.N
     return None
 
 
-def test_commands_are_found_in_all_forms() -> None:
-    assert len(PRINTED) > 200
-    found = [str(command) for command in commands(text("scripts/studies/main_job/README.md"))]
-    train = "mttl/commands/train.py -c crossfit.yaml"
-    assert f"{train} -k run.seed=13 run.name=seed13" in found  # of a loop
-    assert any(line.startswith(f"{train}+") for line in found if "joint" in line)
-    assert [command.script for command in commands("`mttl plot RUN` ↵ `python -V`")] == [
-        "mttl/commands/plot.py"
-    ]
-    (two,) = commands("```\nmttl babyai record --out bot.npz\n```")
-    assert str(two) == "mttl/commands/babyai_record.py --out bot.npz"
-    (asked,) = [one for one in commands(text("docs/howto/predict.md")) if one.stdin]
-    assert (asked.words[-1], asked.stdin) == ("verb_past", "words.tsv")
-
-
 @pytest.mark.parametrize("command", LINES)
 def test_a_printed_command_reads_its_options(command, request) -> None:
     options = read_options(command, request)
@@ -218,13 +203,6 @@ def wanted() -> list[Command]:
     return list(
         dict.fromkeys(one for one in found if not re.search(r"\b(RUN|DATA)\b|mine\b", str(one)))
     )
-
-
-def test_what_runs_is_what_figures_and_numbers_come_from() -> None:
-    names = {Path(command.script).stem for command in wanted()}
-    assert names >= {"train", "adapt", "ablate", "plot", "compare", "babyai_record", "babyai_film"}
-    assert names >= {"step_time", "generation", "serving"}
-    assert MAIN_JOB in SOURCES
 
 
 @pytest.mark.slow

@@ -1,18 +1,12 @@
-"""The structure of the packages: no circles, no name twice, no crowded room, light imports."""
+"""The structure of the packages: no circles, light imports."""
 
-from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 
 import grimp
 import pytest
 
-import mttl
 from helpers.command import python
-from mttl.__main__ import ALL as COMMANDS
-
-PACKAGE = Path(mttl.__file__).parent
-MOST_FILES = 28
 
 
 def test_no_file_imports_the_room_it_lies_in():
@@ -25,24 +19,6 @@ def test_no_file_imports_the_room_it_lies_in():
         if file.startswith(f"{room}.")
     ]
     assert circles == []
-
-
-def test_no_two_files_have_one_name():
-    """A command's file is named after the command, and may share it with what it calls."""
-    own = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
-    names = Counter(path.name for path in own if path.parent.name != "commands")
-    assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_no_room_is_crowded():
-    """Of commands, which have a file each, the others count."""
-    rooms = Counter(
-        str(path.parent.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "__init__.py"
-        and not (path.parent.name == "commands" and path.stem in COMMANDS.values())
-    )
-    assert {room: count for room, count in rooms.items() if count > MOST_FILES} == {}
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,7 @@ from mttl.babyai.policy_module import (
 )
 from mttl.babyai.rl.learning_curve import EpisodeLog
 from mttl.babyai.rollouts import PolicyData, RolloutLoader, check_words
-from mttl.checkpoints.run_folder import (
-    RunFolder,
-    check_still_there,
-    dotted_settings,
-    step_to_start_from,
-)
+from mttl.checkpoints.run_folder import RunFolder, check_still_there, step_to_start_from
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
@@ -75,7 +70,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     )
     with_shared_slots(config.rl, trainer.world_size)
     # Nothing is written before these checks.
-    open_loggers(trainer, dotted_settings(text))
+    open_loggers(trainer, text)
     if trainer.is_global_zero:
         write_text(folder.config, text)
         make_console().print(composition_table(model, levels))

@@ -161,7 +161,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     if note is not None and trainer.is_global_zero and len(tasks) > 1:
         console.print(note, markup=False)
     embed_tasks(built.model, data)
-    open_loggers(trainer, dotted_settings(text))
+    open_loggers(trainer, text)
     if trainer.is_global_zero:
         write_text(folder.config, text)
         n_generated = len(tasks) - len(options)

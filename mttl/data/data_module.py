@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,10 +59,11 @@ class TextToTextDataModule(pl.LightningDataModule):
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
         self.n_examples, self.form = n_examples, form or PromptForm.of(data)
         self.own_steps = own_steps
+        self._rows: dict[tuple[str, int | None], Dataset] = {}
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}
 
-    @cached_property
+    @property
     def train_rows(self) -> Dataset:
         """Prepared training rows."""
         return self._prepared(self.data.split, self.data.max_rows)
@@ -73,6 +73,11 @@ class TextToTextDataModule(pl.LightningDataModule):
         return self._prepared(split, self.data.max_eval_rows or self.data.max_rows)
 
     def _prepared(self, split: str, max_rows: int | None) -> Dataset:
+        if (split, max_rows) not in self._rows:
+            self._rows[split, max_rows] = self._read(split, max_rows)
+        return self._rows[split, max_rows]
+
+    def _read(self, split: str, max_rows: int | None) -> Dataset:
         rows = prepare(
             *(self.gym, self.tasks, split, self.data.samples, self.tokenizer),
             decoder_only=self.decoder_only,

@@ -20,6 +20,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers.logger import Logger
 from torch.optim import Optimizer
 
+from mttl.checkpoints.run_folder import dotted_settings
 from mttl.checkpoints.whole_tensors import whole
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import write_table
@@ -280,11 +281,11 @@ def experiment_loggers(trainer: pl.Trainer) -> list[ExperimentLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, ExperimentLogger)]
 
 
-def open_loggers(trainer: pl.Trainer, settings: Mapping[str, Any]) -> None:
-    """Start all experiment loggers; if one does not start, the others are removed."""
+def open_loggers(trainer: pl.Trainer, text: str) -> None:
+    """Start all loggers with a configuration; if one does not start, the others are removed."""
     with ExitStack() as opened:
         for logger in experiment_loggers(trainer):
-            logger.open(settings)
+            logger.open(dotted_settings(text))
             opened.callback(logger.withdraw)
         opened.pop_all()
 

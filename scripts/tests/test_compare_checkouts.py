@@ -1,6 +1,5 @@
 """compare_checkouts.py finds and names every difference between two checkouts."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.command import ROOT, load_recipe
-from mttl.io.errors import ConfigError
 
 SCRIPT = load_recipe(ROOT / "scripts" / "compare_checkouts.py")
 
@@ -102,69 +100,6 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
 def test_a_difference_is_named(folders, change, file, line) -> None:
     change(folders[1] / "run")
     assert found(folders) == {f"run/{file}": [line]}
-
-
-def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, ROOT / "scripts"):
-        with pytest.raises(ConfigError, match="is not a checkout of this repository: name its"):
-            SCRIPT.state_of(folder)
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], Path]:
-    """Replace the cases by commands that write one file; return how to make a checkout of them."""
-    first = SCRIPT.Case(("make made/a.csv",), ("made",))
-    second = SCRIPT.Case(("copy made again",), ("again",), needs=("first",))
-    monkeypatch.setattr(SCRIPT, "CASES", {"first": first, "second": second})
-
-    def checkout(path: Path, value: str) -> Path:
-        (path / "mttl").mkdir(parents=True)
-        (path / "mttl" / "__init__.py").write_text("")
-        (path / "mttl" / "__main__.py").write_text(
-            "import pathlib, shutil, sys\nname, *given = sys.argv[1:]\nif name == 'make':\n"
-            "    path = pathlib.Path(*given)\n    path.parent.mkdir()\n"
-            f"    path.write_text({value!r})\nelse:\n    shutil.copytree(*given)\n"
-        )
-        for command in (
-            *(["init", "-q"], ["add", "mttl"]),
-            ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
-        ):
-            subprocess.run(["git", "-C", str(path), *command], check=True)
-        return path
-
-    return checkout
-
-
-def test_equal_checkouts_pass_and_the_first_is_run_once(tmp_path, toy, capsys) -> None:
-    before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n1\n")
-    arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
-    assert SCRIPT.main(arguments) == 0
-    printed = capsys.readouterr()
-    rows = [line.strip("│").split("│") for line in printed.out.splitlines() if line[:1] == "│"]
-    assert [[cell.strip() for cell in row] for row in rows] == [
-        ["first, after", "1", "1", "0"],
-        ["second, after", "1", "1", "0"],
-        ["second, after, from the folders of before", "1", "1", "0"],
-    ]
-    assert "first, before: ended" in printed.err
-    assert SCRIPT.main(arguments) == 0
-    assert "before: ended" not in capsys.readouterr().err.replace("folders of before", "")
-
-
-def test_checkouts_that_differ_do_not_pass(tmp_path, toy, capsys) -> None:
-    before, after = toy(tmp_path / "before", "a\n1\n"), toy(tmp_path / "after", "a\n2\n")
-    arguments = [str(before), str(after), "--out", str(tmp_path / "out")]
-    assert SCRIPT.main(arguments) == 1
-    printed = capsys.readouterr().out.splitlines()
-    what = "a, row 1: '1' before, '2' after"
-    # Only the first command differs: the second one copies what BEFORE has left.
-    assert [line for line in printed if "row" in line] == (
-        [f"first, after: made/a.csv {what}", f"second, after: again/a.csv {what}"]
-    )
-    (after / "mttl" / "__main__.py").write_text("raise SystemExit('it is broken')")
-    assert SCRIPT.main([*arguments, "--only", "first"]) == 1
-    printed = capsys.readouterr().out
-    assert "first, after: failed: make made/a.csv: it is broken" in printed
 
 
 @pytest.mark.slow

@@ -90,9 +90,7 @@ def test_the_mode_average_trains_what_one_averaged_skill_would_learn(monkeypatch
 
 
 @pytest.mark.parametrize("name", ["bf16-mixed", "16-mixed"])
-def test_mixed_precision_computes_in_half_and_keeps_weights_in_single_precision(
-    monkeypatch, name
-) -> None:
+def test_mixed_precision_computes_in_half_and_keeps_weights_in_single_precision(monkeypatch, name):
     """Compared with single precision from the same start: close, and not equal."""
     ends, losses = {}, {}
     for kind in ("32-true", name):

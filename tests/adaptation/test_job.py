@@ -164,43 +164,19 @@ def test_rates_come_from_adapt_the_optimizer_from_optim_and_others_by_name() -> 
     [
         ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no setting 'rl'. Did you mean 'lr'"),
         ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
-        (
-            {"adapt.seeds": [13, 14, 13]},
-            "adapt.seeds: [13, 14, 13] must not contain an entry twice",
-        ),
+        ({"adapt.seeds": [13, 14, 13]}, "adapt.seeds: [13, 14, 13] must not contain an entry"),
         ({"adapt.gradient_free": True}, "gradient_free trains coefficients only: it needs mode"),
-        (
-            {"adapt.mode": "average", "adapt.init": "coefficients"},
-            "' has no effect; use mode 'all', 'router_only' or 'skills_only',",
-        ),
+        ({"adapt.mode": "average", "adapt.init": "coefficients"}, "' has no effect; use mode"),
         ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "init 'factors' has no effect"),
-        (
-            {"adapt.init": "best_coefficients", "adapt.examples": 0},
-            "' needs examples of the new task, and examples is 0; use init",
-        ),
+        ({"adapt.init": "best_coefficients", "adapt.examples": 0}, "' needs examples of the new"),
         ({"adapt.init": "private_skill", "adapt.mode": "zero_shot"}, "'zero_shot' does not train"),
-        (
-            {"adapt.init": "expert_row", "adapt.mode": "average"},
-            "mode 'average' uses equal weights of all skills, so init",
-        ),
-        (
-            {"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"},
-            "unlikelihood and length_normalised need training steps, which",
-        ),
-        (
-            {"adapt.unlikelihood": 1, "adapt.examples": 0},
-            "unlikelihood and length_normalised need training steps, which",
-        ),
+        ({"adapt.init": "expert_row", "adapt.mode": "average"}, "mode 'average' uses equal"),
+        ({"adapt.unlikelihood": 1, "adapt.mode": "zero_shot"}, "unlikelihood and"),
+        ({"adapt.unlikelihood": 1, "adapt.examples": 0}, "unlikelihood and length_normalised need"),
         ({"generation.mode": "rank", "generation.num_beams": 2}, "num_beams (2) is for generation"),
-        (
-            {"generation.mode": "generate", "generation.per_token": False},
-            "per_token (false) needs mode auto, rank or both",
-        ),
+        ({"generation.mode": "generate", "generation.per_token": False}, "per_token (false) needs"),
         ({"generation.mode": "both", "trainer.strategy": "fsdp2"}, "with generation.mode (both)"),
-        (
-            {"trainer.precision": "bf16-true"},
-            "trainer.precision (bf16-true) does not work in adaptation, whose",
-        ),
+        ({"trainer.precision": "bf16-true"}, "trainer.precision (bf16-true) does not work in"),
     ],
 )
 def test_mistakes_are_answered(values: dict, message: str) -> None:
@@ -354,7 +330,5 @@ def test_a_router_without_rows_is_refused(gym: Gym) -> None:
     run = JobRun(*built(), JOB, gym, settings(mode="zero_shot", init="nearest_task"))
     n_groups = run.module.model.router.n_groups
     run.module.model.router = SmearRouter(n_groups, 3, 1, 3, n_features=8)
-    with pytest.raises(
-        ConfigError, match="init 'nearest_task' and 'best_coefficients' need routing weights"
-    ):
+    with pytest.raises(ConfigError, match="init 'nearest_task' and 'best_coefficients' need"):
         run.run()

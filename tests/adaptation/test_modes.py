@@ -33,13 +33,9 @@ INPUTS = {
 )
 def test_members_are_not_drawn_anew(mode: AdaptMode, init: RowInit) -> None:
     model = token_model(tiny_t5(), router=lambda place: ArrowRouter(place.in_features, N_EXPERTS))
-    with pytest.raises(
-        ConfigError, match=r"' would re-initialise the members whose weights route the tokens."
-    ):
+    with pytest.raises(ConfigError, match="' would re-initialise the members whose weights route"):
         apply_mode(model, mode, init=init)
-    with pytest.raises(
-        ConfigError, match=r"does not have. Use 'skills_only', or a run with a learned router"
-    ):
+    with pytest.raises(ConfigError, match=r"does not have. Use 'skills_only', or a run with a"):
         apply_mode(model, "router_only")
 
 
@@ -71,9 +67,7 @@ def test_routers_of_tokens_are_brought_back_where_experts_were_drawn_anew(mode: 
 def test_rows_that_are_fixed_do_not_begin_fresh(mode: AdaptMode) -> None:
     """They would keep equal weights of all skills."""
     model = skilled(tiny_t5(), router="expert")
-    with pytest.raises(
-        ConfigError, match="init 'fresh' needs learned routing weights, and those of this run"
-    ):
+    with pytest.raises(ConfigError, match="init 'fresh' needs learned routing weights, and those"):
         apply_mode(model, mode, init="fresh")
     apply_mode(model, "from_scratch", init="fresh")
 
@@ -156,9 +150,7 @@ def test_the_average_needs_no_training() -> None:
     apply_mode(model, "zero_shot", init="average")
     torch.testing.assert_close(model(FIRST, **INPUTS).logits, expected)
     assert not any(value.requires_grad for value in model.parameters())
-    with pytest.raises(
-        ConfigError, match=r"does not have. Use 'skills_only', or a run with a learned router"
-    ):
+    with pytest.raises(ConfigError, match=r"does not have. Use 'skills_only', or a run with a"):
         apply_mode(skilled(tiny_t5()), "router_only", init="average")
 
 

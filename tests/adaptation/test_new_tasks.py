@@ -118,15 +118,10 @@ def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
     adapted = mttl.adapt_to(run, PAIRS, task="other", factors=["of=size", "way=back"], **known)
     adapted.save(tmp_path / "other")
     assert mttl.load(tmp_path / "other").predict("other", ["ab"]) == adapted(["ab"])
-    with pytest.raises(
-        ConfigError, match=r"' has the factor 'of=first', which no training task has."
-    ):
+    with pytest.raises(ConfigError, match="' has the factor 'of=first', which no training task"):
         mttl.adapt(run, tasks="first", **alone)
     assert mttl.adapt(run, tasks="first", **(alone | {"init": "mean"}))
-    with pytest.raises(
-        ConfigError,
-        match="init='factors' needs the factors of the task: " r"factors=\['name=value', …\]",
-    ):
+    with pytest.raises(ConfigError, match="init='factors' needs the factors of the task:"):
         mttl.adapt_to(run, PAIRS, task="other", **known)
     table.write_text("task,metric,factors\n" + "".join(rows[:2]) + "number,EM,way\n")
     with pytest.raises(TaskError, match="has the factors 'way' for 'number'; write name=value"):
@@ -155,16 +150,8 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     ("given", "kind", "message"),
     [
         ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
-        (
-            {"init": "expert_row"},
-            ConfigError,
-            "' needs a run with the Expert router, but this run has '",
-        ),
-        (
-            {"init": "factors"},
-            ConfigError,
-            "' needs a run with the metadata router, but this run has '",
-        ),
+        ({"init": "expert_row"}, ConfigError, "' needs a run with the Expert router, but this run"),
+        ({"init": "factors"}, ConfigError, "' needs a run with the metadata router, but this run"),
         ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
@@ -180,14 +167,10 @@ def test_mistakes_are_answered(run: Path, given: dict, kind: type, message: str)
 
 
 def test_a_folder_without_a_run_or_its_settings(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"' has no trained skills \(no meta.json, also " r"not in skills/\)."
-    ):
+    with pytest.raises(CheckpointError, match=r"' has no trained skills \(no meta.json, also not"):
         mttl.adapt(tmp_path)
     shutil.copytree(run / "skills", tmp_path / "skills")
-    with pytest.raises(
-        ConfigError, match="' does not exist, so the run's settings are unknown; give"
-    ):
+    with pytest.raises(ConfigError, match="' does not exist, so the run's settings are unknown;"):
         mttl.adapt(tmp_path)
     config = run.parents[1] / "tiny.yaml"
     assert mttl.adapt(tmp_path, config=config, tasks="first", mode="zero_shot", samples=[13])
@@ -250,16 +233,8 @@ def test_a_seed_decides_what_a_model_learns(run: Path) -> None:
         ({"metric": "rouge-l"}, TaskError, "Did you mean 'rouge' or 'Rouge-L'"),
         ({"seeds": [1]}, ConfigError, "adapt_to takes one seed=NUMBER instead of seeds"),
         ({"description": "say b"}, ConfigError, "was trained without descriptions of tasks"),
-        (
-            {"examples": []},
-            TaskError,
-            "examples has 0 pairs; at least one pair is needed for training and",
-        ),
-        (
-            {"dev": []},
-            TaskError,
-            "examples has 8 pairs; at least one pair is needed for training and",
-        ),
+        ({"examples": []}, TaskError, "examples has 0 pairs; at least one pair is needed for"),
+        ({"dev": []}, TaskError, "examples has 8 pairs; at least one pair is needed for training"),
         ({"examples": ["ab", "cd"]}, TaskError, "examples[0] is 'ab'; it must be a pair of texts"),
         ({"examples": [("a", "b", "c")]}, TaskError, "examples[0] is ('a', 'b', 'c'); it must"),
         ({"examples": [PAIRS[0], ("a", 3)]}, TaskError, "examples[1] is ('a', 3); it must be"),
@@ -314,10 +289,10 @@ def test_few_examples_choose_their_start_by_leave_one_out(run: Path, caplog) -> 
             choice = one.choose("start", [text], ["a", "b"], per_token=True)[0]
             right.append(choice.answer == answer)
             sure.append(choice.probabilities[answer])
-        by_hand[init] = (sum(right) / 4, pytest.approx(sum(sure) / 4))
+        by_hand[init] = (sum(right) / 3, pytest.approx(sum(sure) / 3))
     assert by_hand[estimate.init] == (estimate.score, estimate.confidence)
     assert estimate.score == found.result.dev == max(score for score, _ in by_hand.values())
-    assert f"leave-one-out on 4 examples: score {100 * estimate.score:.0f} %, con" in caplog.text
+    assert f"leave-one-out on 3 examples: score {100 * estimate.score:.0f} %, con" in caplog.text
     # Then all examples are trained on.
     last = mttl.adapt_to(
         *(run, pairs), dev=pairs, task="start", options=["a", "b"], init=estimate.init, **settings

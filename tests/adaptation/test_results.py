@@ -155,8 +155,7 @@ def test_an_error_of_the_work_is_not_taken_for_another_writer(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["{", "[1]", "\0\0", "é", "", '{"job": "a"}', '{"job": "a", "score": 1, "x": 2}'],
+    "line", ["{", "[1]", "\0\0", "é", "", '{"job": "a"}', '{"job": "a", "score": 1, "x": 2}']
 )
 def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"

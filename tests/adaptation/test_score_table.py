@@ -48,9 +48,7 @@ def test_the_interval_is_printed_where_every_task_has_two_samples() -> None:
     rows = [result("a", 0.2), result("a", 0.4, sample=2)]
     assert "samples, and seeds within them): 20.0 to 40.0" in caption(rows)
     seeds = [result("b", 0.1), replace(result("b", 0.3), seed=14)]
-    assert "No confidence interval of the mean: it needs two samples of each task " in caption(
-        [*rows, *seeds]
-    )
+    assert "No confidence interval of the mean: it needs two samples of" in caption([*rows, *seeds])
     assert "there are fewer of b" in caption([*rows, *seeds])
     assert "95 %" not in caption([*rows, *seeds])
     same = [result("a", 0.4, sample=sample) for sample in (1, 2, 3)]

@@ -30,9 +30,7 @@ def arguments(sizes: list[int], *, bias: bool = True) -> list[Tensor | None]:
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("method", ["segments", "grouped_mm"])
 @pytest.mark.parametrize("onednn", [True, False])
-def test_equals_a_loop_with_gradients(
-    sizes: list[int], method: str, onednn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equals_a_loop_with_gradients(sizes, method, onednn, monkeypatch) -> None:
     monkeypatch.setattr(grouped, "MANY_PRODUCTS", 1 if onednn else 2**40)
     given = arguments(sizes)
     found = grouped_linear(*given, torch.tensor(sizes), method=method)
@@ -116,9 +114,7 @@ def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes(monkeypatch: pytest.M
 @pytest.mark.parametrize("n_rows", [0, 1, 2, 4, 5, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("many", [1, 2**40])
-def test_products(
-    n_rows: int, dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products(n_rows, dtype, many, monkeypatch) -> None:
     monkeypatch.setattr(grouped, "MANY_PRODUCTS", many)
     x, weight = torch.randn(n_rows, 6, dtype=dtype), torch.randn(4, 6, dtype=dtype)
     torch.testing.assert_close(times_transpose(x, weight), x @ weight.t(), atol=1e-5, rtol=1e-5)

@@ -56,9 +56,7 @@ def test_ranges_get_the_mask_of_the_whole() -> None:
     pieces=st.integers(1, 5),
     seed=st.integers(0, 99),
 )
-def test_the_entries_kept_are_those_of_a_stable_sort(
-    size: int, share: float, pieces: int, seed: int
-) -> None:
+def test_the_entries_kept_are_those_of_a_stable_sort(size, share, pieces, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     # Few different values: ties are common; a factor spreads them over many exponents.
     values = torch.randint(-3, 4, (size,), generator=generator).float()

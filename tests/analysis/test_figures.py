@@ -18,13 +18,12 @@ from scipy.cluster.hierarchy import leaves_list
 from mttl.analysis.clustering import task_tree
 from mttl.analysis.figures.canvas import INK, save_figure
 from mttl.analysis.figures.catalogue import ablation_map, drawings, layer_parts
-from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
+from mttl.analysis.figures.curves import statistics_over_training
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
-from mttl.analysis.figures.task_maps import dendrogram, radial_dendrogram, task_map
+from mttl.analysis.figures.task_maps import dendrogram, task_map
 from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
 from mttl.analysis.routing_record import Ablation, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.statistics import STATISTICS
 from mttl.io.errors import CheckpointError
 from mttl.tasks.task_file import crossfit
 
@@ -110,19 +109,6 @@ def test_dendrogram_leaves_follow_the_tree_and_its_heights_are_the_merges() -> N
     assert left > right == 0  # the root on the left
 
 
-def test_radial_dendrogram_has_every_task_once_around_the_circle() -> None:
-    figure = radial_dendrogram(TREE, title="Tree", **NAMED)
-    axes = figure.axes[0]
-    assert [text.get_text() for text in axes.texts] == [TASKS[task] for task in ORDER]
-    places = np.array([text.get_position() for text in axes.texts])
-    np.testing.assert_allclose(np.linalg.norm(places, axis=1), np.linalg.norm(places[0]))
-    # No text is upside down.
-    assert all(-90 <= (text.get_rotation() + 180) % 360 - 180 <= 90 for text in axes.texts)
-    # Clockwise from the top.
-    angles = np.unwrap(np.arctan2(places[:, 1], places[:, 0]))
-    assert (np.diff(angles) < 0).all()
-
-
 def test_subset_table_lists_skills_and_tasks() -> None:
     active = np.array([[1, 0], [1, 1], [1, 0], [0, 0]], dtype=bool)
     figure = subset_table(active, title="Subsets", **NAMED)
@@ -145,20 +131,6 @@ def test_subset_table_lists_skills_and_tasks() -> None:
     looks = category_looks(CATEGORIES)
     assert [line.get_marker() for line in marks] == [looks[name].marker for name in "abc"]
     assert [len(line.get_xdata()) for line in marks] == [2, 1, 1]
-
-
-def test_statistics_by_layer() -> None:
-    groups = ("encoder.0", "encoder.1", "decoder.0")
-    values = np.arange(12.0).reshape(3, 4)
-    figure = statistics_by_layer(values, groups, title="Statistics")
-    panels = figure.axes
-    assert [axes.get_xlabel() for axes in panels] == list(STATISTICS)
-    assert row_names(panels[0]) == list(groups)
-    points, mean, decoder, _ = panels[1].lines
-    assert points.get_xdata().tolist() == [1, 5]
-    assert mean.get_xdata().tolist() == [3, 3]
-    assert decoder.get_xdata().tolist() == [9]
-    assert {"encoder", "decoder", "lines: means"} <= set(words(figure))
 
 
 def test_statistics_over_training() -> None:

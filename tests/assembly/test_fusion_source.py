@@ -79,9 +79,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(config, "first", *SHORT).path
 
 
-def test_the_average_of_a_run_is_trained_further(
-    learned: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_average_of_a_run_is_trained_further(learned, caplog) -> None:
     """It starts as the average of the run's skills, which folding computes by itself."""
     run, saved = load_run(learned), read_inventory(learned)
     given = [f"run.start={learned}", f"skills.n_skills={run.model.router.n_skills}"]

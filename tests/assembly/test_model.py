@@ -139,33 +139,17 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ("skills/ia3.yaml", "skills.targets=[wi_9]", "section skills: the target 'wi_9' matches"),
         ("", "backbone.initial_scale={'*.nowhere': 2.0}", "backbone.initial_scale: '*.nowhere'"),
         ("", "backbone.train=[layer_norms.weight]", "backbone.train: 'layer_norms.weight' matches"),
-        (
-            "",
-            "backbone.tokenizer=./nowhere",
-            "backbone.tokenizer ('./nowhere') is neither a folder",
-        ),
+        ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is neither a"),
         ("router/expert.yaml", "router.matrix=nowhere.csv", "'nowhere.csv' does not exist"),
         ("router/expert.yaml", "router.matrix=expert_lexical", "Did you mean 'router/expert_lex"),
         ("router/expert.yaml", "skills.n_skills=8", "section router: 'router/expert_lexical.csv'"),
-        (
-            "router/retrieval.yaml",
-            "router.top_k=1",
-            "'retrieval': it needs trained members of a library",
-        ),
-        (
-            "router/arrow.yaml",
-            "run.seed=1",
-            "'arrow': it needs trained members of a library. Make a run",
-        ),
+        ("router/retrieval.yaml", "router.top_k=1", "'retrieval': it needs trained members of a"),
+        ("router/arrow.yaml", "run.seed=1", "'arrow': it needs trained members of a library. Make"),
         ("router/token_example.yaml", "moe.stacks=[decoder]", "cannot route a causal decoder"),
         ("router/token_top2.yaml", "moe.stacks=[model]", "stacks: this backbone has no 'model'"),
         ("router/token_top2.yaml", "moe.targets=[wrong]", "section moe: the target 'wrong' match"),
         # A backbone that is missing is not blamed on the tokenizer.
-        (
-            "",
-            "backbone.kind=pretrained; backbone.name=./nowhere",
-            "current folder: backbone.name=DIR, or",
-        ),
+        ("", "backbone.kind=pretrained; backbone.name=./nowhere", "current folder:"),
     ],
 )
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:

@@ -30,9 +30,7 @@ def test_a_new_run_starts_at_zero_in_a_folder_without_files(tmp_path: Path) -> N
     folder = RunFolder(tmp_path / "new")
     assert step_to_start_from(folder, CONFIG, resume=False) == 0
     assert not folder.path.exists()
-    with pytest.raises(
-        ConfigError, match=r"cannot resume: '.*new' does not exist. Start without --resume"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot resume: '.*new' does not exist. Start without"):
         step_to_start_from(folder, CONFIG, resume=True)
     folder.path.mkdir()
     (folder.path / ".config.yaml.x1.part").touch()  # what a kill has left
@@ -43,9 +41,7 @@ def test_a_new_run_starts_at_zero_in_a_folder_without_files(tmp_path: Path) -> N
         step_to_start_from(folder, CONFIG, resume=False)
 
 
-def test_an_interrupted_run_continues_at_its_step(
-    interrupted: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_continues_at_its_step(interrupted, monkeypatch) -> None:
     with monkeypatch.context() as patch:  # another process may find what the first has written
         patch.setattr(rank_zero_only, "rank", 1)
         assert step_to_start_from(interrupted, CONFIG, resume=False) == 0
@@ -70,9 +66,7 @@ def test_lost_and_damaged_files_are_named(interrupted: RunFolder) -> None:
         step_to_start_from(interrupted, CONFIG, resume=True)
 
 
-def test_lost_weights_of_the_best_validation_are_reported(
-    interrupted: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_weights_of_the_best_validation_are_reported(interrupted, caplog) -> None:
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
     assert "best.ckpt' is missing, so the best weights so far (score 50.0 %)" in caplog.text
     interrupted.best.write_bytes(b"damaged")

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -87,9 +86,7 @@ ROUND_TRIPS = [
 
 
 @pytest.mark.parametrize(("fragment", "overrides"), ROUND_TRIPS)
-def test_what_is_saved_reads_back_bit_by_bit(
-    fragment: str, overrides: Sequence[str], tmp_path: Path
-) -> None:
+def test_what_is_saved_reads_back_bit_by_bit(fragment, overrides, tmp_path) -> None:
     config = load_config(f"{TINY_T5}+{fragment}", overrides)
     built, before = trained(config)
     expected = logits(built)
@@ -122,9 +119,7 @@ def test_an_earlier_inventory_is_replaced_as_a_whole(saved: Path, pretrained: Pa
 
 
 @pytest.mark.parametrize("at", ["skills", "router", "backbone"])
-def test_an_interrupted_write_leaves_the_earlier_one(
-    at: str, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_write_leaves_the_earlier_one(at, saved, monkeypatch) -> None:
     def interrupted(tensors: dict[str, Tensor], path: Path, metadata: None) -> None:
         if f".{at}.safetensors" in path.name:
             path.write_bytes(b"half of the")
@@ -288,9 +283,7 @@ def test_a_fingerprint_knows_names_shapes_and_values() -> None:
     assert shapes != fingerprint(renamed, values=False)
 
 
-def test_a_run_finds_its_backbone_from_another_directory(
-    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_finds_its_backbone_from_another_directory(tmp_path, pretrained, monkeypatch) -> None:
     """Trained where the folder was named as `models/base`, used where it is not."""
     shutil.copytree(pretrained, tmp_path / "models" / "base")
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,14 @@ import pytest
 
 from helpers.routing_runs import write_run  # noqa: F401
 from mttl.__main__ import main
+from mttl.analysis.figures import canvas
 from mttl.runtime.command import USER_MISTAKE, run_command
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw few pixels: nothing here looks at them."""
+    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)
 
 
 @pytest.fixture

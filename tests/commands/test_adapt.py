@@ -17,7 +17,7 @@ from mttl.adaptation.new_tasks import Adaptation
 from mttl.commands import adapt
 from mttl.config.load import load_config
 
-STEPS = ("adapt.max_steps=2", "adapt.eval_every=1", "adapt.batch_size=4")
+STEPS = ("adapt.max_steps=2", "adapt.eval_every=2", "adapt.batch_size=4")
 
 
 @pytest.fixture(scope="module")

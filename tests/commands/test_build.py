@@ -185,7 +185,8 @@ def test_a_full_disk(mine, capsys, monkeypatch):
     assert "existed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("n_workers", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_workers", [1, 2])
 def test_ctrl_c(mine, n_workers):
     """While a long source is read: what is finished stays, and no part of a file is left."""
     write_jsonl(mine.parent / "raw/hues__default/train.jsonl.gz", rows(400_000))

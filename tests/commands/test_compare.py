@@ -79,9 +79,7 @@ def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) 
         assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
 
 
-def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(
-    config, tmp_path, commands, refused
-) -> None:
+def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(config, tmp_path, commands, refused):
     """With other settings it is refused; tasks of the training need no score."""
     out = tmp_path / "out"
     given = ("--methods", "polytropon", "--modes", "--unseen-only", "--seeds", "13")
@@ -117,23 +115,15 @@ def test_mistakes_cost_no_training(config: Path, tmp_path: Path) -> None:
         (("--examples", "17"), r"adapt\.examples \(17\) must be at most 16"),
         (("-k", "adapt.init=fresh"), "adapt.init is set by the comparison.*; remove it"),
         (("--folds", "4"), "--folds 4 must lie between 2 and 3, the number of tasks"),
-        (
-            ("--folds", "3", "--tasks", "dev"),
-            "--tasks dev does not work with --folds, where all are unseen",
-        ),
-        (
-            ("--methods", "polytropon", "expert"),
-            "skills.n_skills 'per_column' needs an expert router with a matrix:",
-        ),
+        (("--folds", "3", "--tasks", "dev"), "--tasks dev does not work with --folds, where all"),
+        (("--methods", "polytropon", "expert"), "skills.n_skills 'per_column' needs an expert"),
         (("--methods", "polytropon", "expert", *matrix), "no row for the task 'reverse'"),
     ):
         with pytest.raises(METHODS.MttlError, match=message):
             compare(config, tmp_path / "out", "--methods", "polytropon", *given)
     table = config.parent / "gym" / "TASKS.csv"
     table.write_text(table.read_text().replace("string/word", ""))
-    with pytest.raises(
-        METHODS.MttlError, match="' has no category for 'reverse'; add it in the column 'category'"
-    ):
+    with pytest.raises(METHODS.MttlError, match="' has no category for 'reverse'; add it in the"):
         compare(config, tmp_path / "out", "--methods", "polytropon", "--folds", "3")
     assert not (tmp_path / "out").exists()
 
@@ -201,36 +191,30 @@ def test_a_method_and_its_ways_overrule_what_all_runs_share(config, tmp_path, co
 
 
 def test_every_task_is_unseen_once(config, tmp_path, commands, capsys) -> None:
-    given = ("--methods", "polytropon", "--modes", "zero_shot", "--seeds", "13", "--folds", "3")
+    given = ("--methods", "polytropon", "--modes", "--seeds", "13", "--folds", "2")
     given += ("--examples", "2", "--samples", "100")
     out = tmp_path / "out"
     assert compare(config, out, *given) == 0
-    assert [command[2] for command in commands] == 3 * ["train", "adapt", "adapt"]
+    assert [command[2] for command in commands] == 2 * ["train", "adapt"]
     for command in commands:
         assert ("--samples" in command) == (command[2] == "adapt")
     unseen = []
-    for fold in (1, 2, 3):
+    for fold in (1, 2):
         partition = json.loads((out / "folds" / f"fold{fold}.json").read_text())
         assert sorted(chain(*partition.values())) == sorted(TASKS)
-        unseen += partition["test"]
+        unseen += [(str(fold), task) for task in partition["test"]]
         run = out / f"fold{fold}" / "polytropon" / "seed13"
         assert json.loads((run / "skills" / "tasks.json").read_text()) == partition["train"]
         assert "examples: 2" in (run / "adapt-all" / "config.yaml").read_text()
-    assert sorted(unseen) == sorted(TASKS)
+    assert sorted(task for _, task in unseen) == sorted(TASKS)
     scores = read_csv(out / "scores.csv")
-    assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {
-        (str(fold), task) for fold, task in zip((1, 2, 3), unseen, strict=True)
-    }
-    assert ", each trained on the tasks of the others. " in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert {(row["fold"], row["task"]) for row in scores if row["side"] == "unseen"} == {*unseen}
+    assert ", each trained on the tasks of the others." in " ".join(capsys.readouterr().out.split())
     assert compare(config, out, *given) == 0
-    assert len(commands) == 9
+    assert len(commands) == 4
     fold = out / "folds" / "fold1.json"
     fold.write_text(fold.read_text().replace("copy", "other"))
-    with pytest.raises(
-        METHODS.MttlError, match=r"the tasks have changed .*, so fold 1 would differ"
-    ):
+    with pytest.raises(METHODS.MttlError, match=r"the tasks have changed .*, so fold 1 would"):
         compare(config, out, *given)
 
 
@@ -259,16 +243,16 @@ def script(path: Path, text: str) -> Path:
 
 def test_processes_write_down_their_cost(tmp_path: Path) -> None:
     hog = script(
-        tmp_path / "hog.py", "x = b'x' * 2**26\nwhile __import__('time').process_time() < 0.6: pass"
+        tmp_path / "hog.py", "x = b'x' * 2**26\nwhile __import__('time').process_time() < 0.3: pass"
     )
     processes, cost = STAGES.Processes(1), tmp_path / "cost.json"
     processes.run([str(hog)], tmp_path / "log", cost)
     first = STAGES.Cost.read(cost)
     assert first.ended
-    assert first.cpu_minutes >= 0.6 / 60
+    assert first.cpu_minutes >= 0.3 / 60
     assert 64 < first.peak_mib < 200  # the interpreter takes about 10
     processes.run([str(hog)], tmp_path / "log", cost)
-    assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.6 / 60
+    assert STAGES.Cost.read(cost).cpu_minutes >= 2 * 0.3 / 60
 
 
 def test_processes_side_by_side_take_one_gpu_each(tmp_path, monkeypatch) -> None:
@@ -329,7 +313,7 @@ open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
 end = time.monotonic() + 200
 while not count and time.monotonic() < end:
     time.sleep(0.05)
-time.sleep(1)  # long enough for a second signal
+time.sleep(0.5)  # long enough for a second signal
 """,
     )
     parent = script(

@@ -246,9 +246,7 @@ def test_adapters_come_from_the_hub(place: Path, tmp_path: Path, monkeypatch, re
     assert "loading it from the model hub failed" in told
 
 
-def test_bad_members_are_refused_with_one_list(
-    place: Path, skills: Path, tmp_path, refused
-) -> None:
+def test_bad_members_are_refused_with_one_list(place, skills, tmp_path, refused) -> None:
     good = place / "adapters" / "past"
 
     def copy(name: str) -> Path:
@@ -325,23 +323,14 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         (["export", skills, "--out", two], "already exists"),
         ([*run, *on, "--out", two], "already exists"),
         ([*run, *on, "--members", "x*"], "has no member 'x*'"),
-        (
-            [*run, *on, "-k", "skills.rank=2"],
-            "skills.rank=2: skills come from the library; use --members and --mix",
-        ),
+        ([*run, *on, "-k", "skills.rank=2"], "skills.rank=2: skills come from the library; use"),
         (["run", twice, *on, *run[2:]], "both have the task 'past'"),
         ([*run, *on, *member, "plural", *other], "Set the"),
         ([*run, "-c", place / "random.yaml"], "need backbone.kind: pretrained"),
         ([*run, *on, "-k", "backbone.train=true"], "train: false"),
-        (
-            [*run, "-c", f"{tiny}+router/task_moe.yaml", *member, "plural"],
-            "needs training with the mem",
-        ),
+        ([*run, "-c", f"{tiny}+router/task_moe.yaml", *member, "plural"], "needs training with"),
         ([*run, *arrow, *member], "with 1 mem"),
-        (
-            [*run, *arrow, *member, "plural", "--mix", "deltas"],
-            "--mix does not work with token routing ",
-        ),
+        ([*run, *arrow, *member, "plural", "--mix", "deltas"], "--mix does not work with token"),
         ([*run, *arrow, "-k", "moe.every=2"], "moe.every and moe.stacks"),
     ):
         assert message in refused(LIBRARY.main, *given)

@@ -101,7 +101,7 @@ def test_every_command_takes_such_a_run(place: Path, router: str, tmp_path: Path
     assert predict.main(["--from", str(run), *files]) == 0
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
     given = ["-c", str(place / "tiny.yaml"), "--from", str(run), "--tasks", "copy", "--allow-seen"]
-    settings = ["-k", "adapt.mode=skills_only", "adapt.max_steps=2", "adapt.eval_every=1"]
+    settings = ["-k", "adapt.mode=skills_only", "adapt.max_steps=2", "adapt.eval_every=2"]
     assert adapt.main([*given, "--out", str(tmp_path / "adapted"), "--save", *settings]) == 0
     (task,) = (tmp_path / "adapted" / "models").iterdir()
     assert load_run(task).predict("copy", ["ab"])

@@ -294,11 +294,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
     for script, given, message in (
         (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
         (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
-        (
-            EXPORT,
-            [str(run), "--inventory", "--rank", "2", *out],
-            "--rank does not work with --inventory; remove it",
-        ),
+        (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank does not work with"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "already exists"),
         (
             MERGE,
@@ -310,38 +306,14 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (IMPORT, [str(adapter), "--out", str(there)], "already exists"),
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),
-        (
-            IMPORT,
-            [str(adapter), str(adapter), *out],
-            "task names must be distinct, not adapter, adapt",
-        ),
+        (IMPORT, [str(adapter), str(adapter), *out], "task names must be distinct, not adapter,"),
         (IMPORT, [str(adapter), "--max-input-length", "0", *out], "of at least 1"),
         (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks has 2 names for 1 tasks"),
-        (
-            IMPORT,
-            [str(poly), str(poly), *out],
-            "a Poly adapter must be imported without other adapters",
-        ),
-        (
-            IMPORT,
-            [str(adapter), "--system", "x", *out],
-            "--system needs --template chat; add it or remove --system",
-        ),
-        (
-            IMPORT,
-            [str(adapter), "--template", "chat", *out],
-            "needs a decoder-only backbone, but this one has an encoder",
-        ),
-        (
-            EXPORT,
-            [str(named), "--all", *out],
-            "the task 'base_model' cannot be the name of a folder next to '",
-        ),
-        (
-            IMPORT,
-            [str(poly), "--mix", "deltas", *out],
-            "--mix does not work with a Poly adapter; remove it",
-        ),
+        (IMPORT, [str(poly), str(poly), *out], "a Poly adapter must be imported without other"),
+        (IMPORT, [str(adapter), "--system", "x", *out], "--system needs --template chat; add it"),
+        (IMPORT, [str(adapter), "--template", "chat", *out], "needs a decoder-only backbone, but"),
+        (EXPORT, [str(named), "--all", *out], "the task 'base_model' cannot be the name of a"),
+        (IMPORT, [str(poly), "--mix", "deltas", *out], "--mix does not work with a Poly adapter;"),
         (IMPORT, [str(adapter), str(poly), "--backbone", "x", *out], "is a POLY adapter, not LORA"),
         (
             IMPORT,

@@ -1,4 +1,4 @@
-"""The command that plans memory, the configurations that it ships with, and its page."""
+"""The command that plans memory, and the configurations that it ships with."""
 
 import json
 import re
@@ -8,10 +8,7 @@ import pytest
 
 from helpers.command import ROOT
 from helpers.gyms import TINY_T5, write_config, write_gym
-from mttl.assembly.planning import memory_plan
 from mttl.commands import plan
-
-PAGE = (ROOT / "docs" / "howto" / "large_models.md").read_text(encoding="utf-8")
 
 
 def test_parts_are_printed_with_what_fits(tmp_path: Path, capsys) -> None:
@@ -67,8 +64,3 @@ def test_shipped_sizes_have_the_published_numbers_of_parameters() -> None:
             AutoConfig.from_pretrained(path.parent).model_type
             == json.loads(path.read_text(encoding="utf-8"))["model_type"]
         )
-
-
-def test_the_page_names_what_is_kept_to_spare() -> None:
-    assert "a tenth to spare" in PAGE
-    assert memory_plan.USABLE == 0.9

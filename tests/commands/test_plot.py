@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from helpers.command import ROOT
-from mttl.analysis.figures import canvas
 from mttl.commands import explore
 from mttl.commands import plot as SCRIPT
 from mttl.runtime.command import run_command
@@ -23,12 +22,6 @@ Capture = pytest.CaptureFixture[str]
 
 def run(*arguments: object) -> int:
     return run_command(lambda: SCRIPT.main([str(argument) for argument in arguments]))
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw few pixels: nothing here looks at them."""
-    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +99,7 @@ def test_tasks_without_categories_are_drawn_without_agreement(write_run, tmp_pat
     assert not (folder / "plots" / "statistics_over_training.png").exists()
 
 
-def test_known_factors_are_recovered(
-    write_run: Write, tmp_path: Path, capsys: Capture, refused
-) -> None:
+def test_known_factors_are_recovered(write_run, tmp_path, capsys, refused) -> None:
     """Skills are the languages and operations of the tasks; one factor has a value only."""
     tasks = [f"{a}_{b}" for a in ("de", "fr", "ja") for b in ("date", "list", "unit", "month")]
     values = ["de", "fr", "ja", "date", "list", "unit", "month"]

@@ -178,22 +178,14 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
     [
         ({"input": "a"}, [], "the task is missing; add a column 'task' or --task NAME"),
         ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
-        (
-            {"input": "a"},
-            [*COPY, "--choices", "a", "a"],
-            "; there must be at least two, without empty or repeated ones",
-        ),
+        ({"input": "a"}, [*COPY, "--choices", "a", "a"], "; there must be at least two, without"),
         ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
         ({}, [], ", row 1: the column 'input' is missing; columns are "),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) must be at most 1"),
         ({"input": "a"}, [*COPY, "--per-token"], "give --choices or a column 'choices'"),
         ({"input": "a"}, LONG, "row 1: choices are identical after truncation to the maximum"),
-        (
-            {"input": "a"},
-            [*LONG, "--beams", "2"],
-            "every row has choices, so nothing is generated: remove --beams,",
-        ),
+        ({"input": "a"}, [*LONG, "--beams", "2"], "every row has choices, so nothing is"),
     ],
 )
 def test_mistakes_are_answered_before_anything_is_written(

@@ -74,9 +74,7 @@ def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
         assert text == mttl.load(run).predict("copy", ["ab"], max_new_tokens=300)[0]
         assert process.wait(60) == 0
         assert process.stderr
-        assert (
-            "finishing accepted requests; press again to stop immediately" in process.stderr.read()
-        )
+        assert "finishing accepted requests; press again to stop" in process.stderr.read()
         with pytest.raises(openai.APIConnectionError):
             ask.models.list()
 
@@ -88,10 +86,7 @@ def test_open_to_all_it_says_so_and_asked_twice_it_ends_at_once(run: Path) -> No
         openai.OpenAI(base_url=url.replace("0.0.0.0", "127.0.0.1") + "/v1", api_key="x") as ask,
     ):
         assert process.stderr
-        assert (
-            "warning: everyone who can reach this address can send requests"
-            in process.stderr.readline()
-        )
+        assert "warning: everyone who can reach this address can send" in process.stderr.readline()
         parts = ask.completions.create(model="copy", prompt="ab", max_tokens=2000, stream=True)
         next(parts)
         process.send_signal(signal.SIGINT)

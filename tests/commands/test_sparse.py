@@ -161,11 +161,7 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
         ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
         ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no tokens"),
         ("t5", ["--mask", "_", "--freeze", "x.*"], "--freeze 'x.*' matches no parameter"),
-        (
-            "t5",
-            ["--mask", "_", "--freeze", "*"],
-            "--freeze matches all parameters; leave some to train",
-        ),
+        ("t5", ["--mask", "_", "--freeze", "*"], "--freeze matches all parameters; leave some to"),
         ("t5", ["--mask", "_", "--on", "no.safetensors"], "'no.safetensors' does not exist"),
         ("llama", ["--mask", "_"], "--mask is only for encoder–decoder models"),
         ("bert", [], "is a masked language model; train on text with --lm masked"),

@@ -48,10 +48,7 @@ def test_a_file_or_folder_is_looked_up_as_given_first(write: Writer) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            "crosfit.yaml",
-            r"the file 'crosfit.yaml' does not exist in the working directory, configs/ or",
-        ),
+        ("crosfit.yaml", "the file 'crosfit.yaml' does not exist in the working directory,"),
         ("crossfit.yaml+", r"empty file name; join several files as a.yaml\+b.yaml"),
         ("", "empty file name; join several files as a.yaml"),
     ],
@@ -197,10 +194,7 @@ def test_the_form_of_an_override(text: str, message: str) -> None:
     [
         ("datta: {dir: x}", "f.yaml: datta: the configuration has no setting 'datta'. Did"),
         ("data: {batchsize: 3}", "f.yaml: data.batchsize: section 'data' has no setting 'batch"),
-        (
-            "optim: {zzz: 3}",
-            "f.yaml: optim.zzz: section 'optim' has no setting 'zzz'. Its settings",
-        ),
+        ("optim: {zzz: 3}", "f.yaml: optim.zzz: section 'optim' has no setting 'zzz'. Its"),
         ("router: {kind: null}", "router.kind: "),
         ("router: {kind: polytropn}", "f.yaml: router.kind: 'polytropn' must be one of polytropon"),
         ("data: {split: trein}", "f.yaml: data.split: 'trein' must be one of train, train+dev"),
@@ -212,9 +206,7 @@ def test_the_form_of_an_override(text: str, message: str) -> None:
         ("backbone: {kind: random, model_type: t5, config: 3}", "f.yaml: backbone.config: '3'"),
     ],
 )
-def test_mistakes_name_file_key_value_and_alternatives(
-    write: Writer, text: str, message: str
-) -> None:
+def test_mistakes_name_file_key_value_and_alternatives(write, text, message) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load_config(write(text))
     assert "pydantic" not in str(caught.value)

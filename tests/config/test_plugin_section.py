@@ -81,20 +81,14 @@ def test_settings_have_types_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            GIVEN.replace("mode", "mod"),
-            r"e\.yaml: router\.mod: section 'router' has no setting 'mod'",
-        ),
+        (GIVEN.replace("mode", "mod"), r"e\.yaml: router\.mod: section 'router' has no setting"),
         (GIVEN.replace("far", "fra"), r"router\.mode: 'fra' must be one of near, far"),
         (GIVEN.replace("strength: 2,", ""), "router.strength: is missing; it is required"),
         (GIVEN.replace(": 2", ": high"), r"router\.strength: 'high' must be a number"),
         (GIVEN.replace("layer", "x"), r"router\.granularity: 'x' must be one of model"),
         ("router: {kind: polytropn}", r"Did you mean 'polytropon' or 'c_poly'\? A custom class is"),
         ("router: {kind: 'mine_parts:Typed'}", "'act' has the type Module, which a config"),
-        (
-            "router: {kind: 'mine_parts:Clash'}",
-            "': rename its argument 'granularity'; the name is reserved",
-        ),
+        ("router: {kind: 'mine_parts:Clash'}", "': rename its argument 'granularity'; the name is"),
         ("router: {kind: 'mine_parts:Unknown'}", "the types of its arguments: .*Nothing"),
         ("skills: {kind: 'mine_parts:MyRouter'}", "a kind of skill must be a subclass"),
         ("loss: {kind: mse}", "loss: 'mse' must be a loss as module:Class"),
@@ -126,10 +120,7 @@ def test_all_families_are_read() -> None:
 
 
 def test_a_file_of_a_run_is_read_without_its_code() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"' is code named by a saved file, which is not run automatically. If you",
-    ):
+    with pytest.raises(ConfigError, match="' is code named by a saved file, which is not run"):
         load(GIVEN, plugins=None)
     config = load(GIVEN + "data: {metrics: {a: 'mine_parts:MyMetric'}}", plugins=LEAVE)
     assert config.router.kind == "mine_parts:MyRouter"

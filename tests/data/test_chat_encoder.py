@@ -141,14 +141,8 @@ def test_descriptions_are_system_text() -> None:
     ("template", "message"),
     [
         (None, r"the tokenizer '.*' has no chat template\. Name a tokenizer with another one"),
-        (
-            "{{ messages[0].content | upper }}",
-            "data.template is 'chat', but the chat template does not render a",
-        ),
-        (
-            "{{ messages[-1].content }}</s>",
-            "data.template is 'chat', but the chat template does not render a",
-        ),
+        ("{{messages[0].content | upper}}", "data.template is 'chat', but the chat template does"),
+        ("{{messages[-1].content}}</s>", "data.template is 'chat', but the chat template does not"),
         ("{% for m in messages %}{{ m.content }} {% endfor %}", "no special token after an answer"),
         ("{{ messages[0].nothing.at_all }}", "the chat template cannot be used: 'dict object' has"),
     ],
@@ -159,7 +153,5 @@ def test_templates_that_cannot_be_used(template: str | None, message: str) -> No
 
 
 def test_an_encoder_decoder_has_no_chat() -> None:
-    with pytest.raises(
-        ConfigError, match=r"data.template 'chat' needs a decoder-only backbone, but this one"
-    ):
+    with pytest.raises(ConfigError, match=r"data.template 'chat' needs a decoder-only backbone,"):
         PromptForm(template="chat").encoder(byte_tokenizer(), decoder_only=False)

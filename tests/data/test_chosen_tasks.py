@@ -81,9 +81,7 @@ def test_partitions(tasks: Path, run_file: Path) -> None:
     alone = Data(dir=str(gym.directory))
     assert partition_of(alone, gym) == Partition(train=("first", "second", "unseen"))
     tasks.with_name("none.yaml").write_text(TASKS.replace("kind:", "side: test\nkind:", 1))
-    with pytest.raises(
-        TaskError, match=r"none.yaml'\) has no training task, because every " "task has another"
-    ):
+    with pytest.raises(TaskError, match=r"none.yaml'\) has no training task, because every task"):
         partition_of(Data(tasks=str(tasks.with_name("none.yaml"))), gym)
     lists = Data(tasks=str(tasks), partition={"train": ["second"], "dev": ["first"]})
     assert partition_of(lists, gym) == Partition(train=("second",), dev=("first",))
@@ -102,11 +100,7 @@ def test_partitions(tasks: Path, run_file: Path) -> None:
         ("{answer}", "{reply}", "row 1: the field 'reply' is missing; the record has text"),
         ("dev: dev.jsonl", "dev: none.jsonl", "none.jsonl' does not exist"),
         ("{train: train.jsonl}", "{path: glue}", "mine.yaml --out DIR`, and set data.dir=DIR"),
-        (
-            "  first:",
-            "  boolq:",
-            "' defines 'boolq', which is the name of a task of CrossFit; rename it.",
-        ),
+        ("  first:", "  boolq:", "' defines 'boolq', which is the name of a task of CrossFit;"),
         ("k: all", "k: none", "k: \"none\" must be a whole number of at least 1, or 'all'"),
     ],
 )
@@ -120,10 +114,7 @@ def test_a_task_that_cannot_be_converted_is_named(tasks, run_file, old, new, mes
 def test_mistakes_in_the_section(tasks: Path) -> None:
     config = write_config(tasks.with_name("run.yaml"), tasks.parent)
     for both in (["data.dir=null"], [f"data.tasks={tasks}"]):
-        with pytest.raises(
-            ConfigError,
-            match=r"set exactly one of dir \(a folder of tasks in " r"CrossFit's format\)",
-        ):
+        with pytest.raises(ConfigError, match=r"set exactly one of dir \(a folder of tasks in"):
             load_config([str(config)], both)
     with pytest.raises(ConfigError, match=r"data\.partition"):
         load_config([str(config)], ["data.partition=3"])

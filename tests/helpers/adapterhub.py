@@ -19,11 +19,7 @@ UNUSED = ("resolve_adapter_config", "get_adapter_config_hash")
 
 
 def adapterhub() -> SimpleNamespace:
-    """Return its modules `configuration`, `context` and `modeling`, or skip the test.
-
-    The package as a whole asks for an older transformers than ours. These modules do not: their
-    files are loaded, and the package itself never is. Read with version 1.3.0.
-    """
+    """Return its modules `configuration`, `context` and `modeling`, or skip the test."""
     try:
         distribution("adapters")
     except PackageNotFoundError:
@@ -63,15 +59,7 @@ def _own_modules() -> list[str]:
 def adapted(
     adapter: nn.Module, parts: dict[str, Tensor], x: Tensor, y: Tensor, norm: nn.Module | None
 ) -> Tensor:
-    """Return what one of its adapters makes of a block's output.
-
-    Args:
-        adapter: An `Adapter` or `ParallelAdapter`.
-        parts: Its parameters by name, and those that all layers share by theirs.
-        x: The block's input; in its models that is what the residual connection carries.
-        y: The block's output.
-        norm: The norm behind the residual connection.
-    """
+    """Return what one of its adapters makes of a block's output."""
     theirs: Any = adapter
     own = {name for name, _ in adapter.named_parameters()}
     hidden, _, residual = theirs.pre_forward(y, x, norm)
@@ -93,16 +81,7 @@ def mixed(
     *,
     mix: str,
 ) -> Tensor:
-    """Return what it makes of each example with the mixture of K adapters, one by one.
-
-    Args:
-        adapter: As for `adapted`.
-        stacks: The parameters of K adapters, stacked.
-        weights: Mixing weights (B, 1, K) whose rows sum to 1.
-        x: The block's input.
-        y: Its output.
-        mix: Mix the parameters (``"factors"``) or what the adapters return (``"outputs"``).
-    """
+    """Return what it makes of each example with the mixture of K adapters, one by one."""
     made = []
     for b, row in enumerate(weights[:, 0]):
         given = x[b : b + 1], y[b : b + 1], None

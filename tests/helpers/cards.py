@@ -48,7 +48,7 @@ def train_asked(folder: Path, kind: str) -> Path:
         tokenizer.chat_template = "{{ bos_token }}" + INSTRUCTION
         tokenizer.save_pretrained(folder / "tokenizer")
         sections["backbone"]["tokenizer"] = str(folder / "tokenizer")
-    return make_run(folder, gym=gym, **sections)
+    return make_run(folder, "data.evaluate=[test]", gym=gym, **sections)
 
 
 def joined_tokenizer() -> PreTrainedTokenizerFast:

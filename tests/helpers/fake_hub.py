@@ -18,15 +18,7 @@ REVISIONS = {"main": "main", "refs/convert/parquet": "parquet"}
 
 @contextmanager
 def fake_hub(root: Path, renamed: dict[str, str] | None = None) -> Iterator[str]:
-    """Serve a folder while the block runs.
-
-    Args:
-        root: The folder.
-        renamed: Old names of data sets, with the new ones that requests are sent on to.
-
-    Yields:
-        The address.
-    """
+    """Serve a folder while the block runs."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
     server.root, server.renamed = root, renamed or {}  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, daemon=True)

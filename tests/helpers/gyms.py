@@ -96,7 +96,7 @@ def write_config(path: Path, gym: Path, **sections: Mapping[str, Any]) -> Path:
             "dir": str(gym),
             "partition": str(gym / "partition.json"),
             "batch_size": 8,
-            "eval_batch_size": 8,
+            "eval_batch_size": 16,
             "max_input_length": 24,
             "max_output_length": 6,
         },
@@ -129,7 +129,7 @@ def store_backbone(folder: Path, backbone: Mapping[str, Any] = TINY_T5) -> dict[
 def make_run(
     folder: Path, *settings: str, gym: Path | None = None, fragment: str = "", **sections: Any
 ) -> Path:
-    """Train for a step, on a gym beside the run if none is given; return the run's folder."""
+    """Train for a step without scores, on a gym beside the run if none is given; return the run."""
     config = write_config(folder / "tiny.yaml", gym or write_gym(folder / "gym"), **sections)
-    short = ("trainer.max_steps=1", "data.validation=none")
+    short = ("trainer.max_steps=1", "data.validation=none", "data.evaluate=[]")
     return train(f"{config}{fragment}", "source", *short, *settings).path

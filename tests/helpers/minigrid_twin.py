@@ -7,7 +7,6 @@ from typing import Any
 import gymnasium
 import minigrid  # noqa: F401  (registers the levels)
 import numpy as np
-from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 from minigrid.core.grid import Grid
 from minigrid.core.world_object import WorldObj
 from minigrid.envs.babyai.core import verifier
@@ -28,12 +27,7 @@ VERBS: dict[str, Callable[..., Any]] = {
 
 
 class Twin:
-    """Minigrid's environment of a level, in a state that envpool was in.
-
-    Args:
-        level: Its name.
-        state: What ``debug_states`` gives for one environment at the beginning of an episode.
-    """
+    """Minigrid's environment of a level, in a state that envpool was in."""
 
     def __init__(self, level: str, state: Any) -> None:
         self.env = gymnasium.make(LEVELS[level].id, disable_env_checker=True)
@@ -83,11 +77,3 @@ def read_mission(mission: str) -> Any:
 def grid_of(state: Any) -> np.ndarray:
     """Return the cells (type, colour, door state), columns first: (width, height, 3)."""
     return np.array(state.grid, np.uint8).reshape(state.width, state.height, 3)
-
-
-def objects_of(cells: np.ndarray) -> list[tuple[str, str, int, int]]:
-    """Return what lies in a grid: type, colour, column and row of everything but walls."""
-    return [
-        (IDX_TO_OBJECT[int(cells[x, y, 0])], IDX_TO_COLOR[int(cells[x, y, 1])], x, y)
-        for x, y in np.argwhere(cells[..., 0] >= 4).tolist()
-    ]

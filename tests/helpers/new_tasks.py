@@ -12,7 +12,7 @@ from helpers.gyms import TASKS, write_config, write_gym
 from mttl.adaptation.adapted_model import AdaptedModel
 from mttl.inference.predictor import Predictor
 
-STEPS = {"max_steps": 2, "eval_every": 1, "batch_size": 4}
+STEPS = {"max_steps": 2, "eval_every": 2, "batch_size": 4}
 PAIRS = [(word, "b") for word in ("ab", "cab", "b", "ca", "bb", "ac", "cc", "abc")]
 NEW = {"twice": ("EM", lambda word: word + word), "first": ("EM", lambda word: word[0])}
 

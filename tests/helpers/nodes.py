@@ -33,13 +33,7 @@ def free_port() -> int:
 
 
 def torchrun(*options: str, given: Sequence[str], **more: str) -> "subprocess.Popen[str]":
-    """Start the training command under torchrun.
-
-    Args:
-        options: Of torchrun.
-        given: Of the command.
-        more: Environment variables.
-    """
+    """Start the training command under torchrun."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *options, str(RECIPE), *given],
         stdout=subprocess.PIPE,
@@ -84,13 +78,6 @@ def train_on_two(
     *runs: tuple[str, tuple[str, ...], bool],
     said: Path | None = None,
 ) -> None:
-    """Train one run after another in two processes.
-
-    Args:
-        launcher: ``"torchrun"`` or ``"SLURM"``.
-        config: Of all runs.
-        runs: Name, overrides, and whether to resume.
-        said: A file for what both print.
-    """
+    """Train one run after another in two processes."""
     given = [arguments(config, name, overrides, resume) for name, overrides, resume in runs]
     run_processes(work, launcher, free_port(), given, said)

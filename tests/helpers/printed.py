@@ -26,13 +26,7 @@ _SHELLS = ("", "bash")
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, as a reader would type it.
-
-    Attributes:
-        script: Seen from the top of the repository.
-        words: What stands behind it, without redirections.
-        stdin: The file that is given to it, if any.
-    """
+    """A command line, as a reader would type it."""
 
     script: str
     words: tuple[str, ...]

@@ -80,10 +80,7 @@ class Pair:
         return bool(theirs[2] or theirs[3])
 
     def play(self, choose: Choose, seed: int | None, n_steps: int | None = None) -> int:
-        """Play one episode, or its first steps, and return how many there were.
-
-        A bot that gives up ends it.
-        """
+        """Play one episode, or its first steps, and return how many there were."""
         self.reset(seed)
         n = 0
         ended = False
@@ -100,15 +97,7 @@ class Pair:
 def play_both(
     level: str, n_episodes: int, seed: int, *, n_steps: int = 100, whole: int = 10
 ) -> int:
-    """Play episodes of a level, by turns at random and meddling, and return their steps.
-
-    Args:
-        level: Its name.
-        n_episodes: How many; half of them continue with the environment's own random numbers.
-        seed: Of the layouts and the actions.
-        n_steps: Where episodes are cut off,
-        whole: but for every so-many-th, which is played to its end.
-    """
+    """Play episodes of a level, by turns at random and meddling, and return their steps."""
     pair = Pair(level)
     choices = play_at_random(seed), meddle(seed)
     total = 0

@@ -10,12 +10,7 @@ from helpers.backbones import BACKBONES, fill, tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.data.collate import TrainCollator
 from mttl.inference import option_scores as scoring
-from mttl.inference.option_scores import (
-    OptionScorer,
-    OptionTraining,
-    option_losses,
-    option_scores,
-)
+from mttl.inference.option_scores import OptionScorer, OptionTraining, option_losses, option_scores
 from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
 from mttl.skills import SkilledModel

@@ -42,7 +42,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "chat":
         tokenizer = str(save_tokenizer(root / "tokenizer"))
         settings = {**settings, "backbone": {**settings["backbone"], "tokenizer": tokenizer}}
-    return make_run(root, gym=gym, **settings)
+    return make_run(root, "data.evaluate=[dev, test]", gym=gym, **settings)
 
 
 @pytest.fixture

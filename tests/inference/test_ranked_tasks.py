@@ -39,9 +39,7 @@ def test_options_are_named_or_few_answers_of_training_rows(tmp_path: Path) -> No
     samples = [(task, [100]) for task in TASKS]
     assert wanted_options(gym, samples, "both").keys() == {"parity", "first"}
     assert wanted_options(gym, samples, "generate") == {}
-    with pytest.raises(
-        TaskError, match=r"these tasks have no options to rank: copy. Add them to .*'options'"
-    ):
+    with pytest.raises(TaskError, match=r"these tasks have no options to rank: copy. Add them to"):
         wanted_options(gym, samples, "rank")
 
 
@@ -61,9 +59,7 @@ def test_named_options_come_first_and_those_that_are_cut_alike_are_refused(tmp_p
         if length == 5:
             OptionScorer.of(options, ["copy"], encoder, per_token=True)
             continue
-        with pytest.raises(
-            TaskError, match="options of 'copy' are identical after truncation to the maximum"
-        ):
+        with pytest.raises(TaskError, match="options of 'copy' are identical after truncation to"):
             OptionScorer.of(options, ["copy"], encoder, per_token=True)
 
 
@@ -108,9 +104,7 @@ def test_a_run_ranks_what_has_options_and_so_does_what_is_adapted(tmp_path: Path
         folder.path, gym=tmp_path / "gym", tasks=["first"], lr=0.1, **settings, **losses
     )
     assert other.step in (0, 1)
-    with pytest.raises(
-        TaskError, match=r"training rows each, or set generation.mode: both to rank only"
-    ):
+    with pytest.raises(TaskError, match=r"training rows each, or set generation.mode: both"):
         mttl.adapt(*(folder.path,), gym=tmp_path / "gym", tasks=["copy"], allow_seen=True, **losses)
     pairs = [(f"{letter}b", f"begins with {letter}") for letter in "abc" * 8]
     adapted = mttl.adapt_to(folder.path, pairs, task="new", **settings)
@@ -133,6 +127,4 @@ def test_a_run_ranks_what_has_options_and_so_does_what_is_adapted(tmp_path: Path
     # All tasks are ranked, or the command ends before anything is built.
     status = run_command(lambda: train(config, "all", *steps, "generation.mode=rank") and 0)
     assert status == USER_MISTAKE
-    assert (
-        "training rows each, or set generation.mode: both to rank only" in capsys.readouterr().err
-    )
+    assert "training rows each, or set generation.mode: both to rank" in capsys.readouterr().err

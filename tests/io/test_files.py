@@ -56,9 +56,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_where_a_file_system_has_no_locks_work_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_file_system_has_no_locks_work_goes_on(tmp_path, monkeypatch) -> None:
     def acquire(lock: FileLock, blocking: bool) -> None:
         raise answers.pop()
 
@@ -93,9 +91,7 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_folder_that_may_be_replaced_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
-) -> None:
+def test_a_folder_that_may_be_replaced_is(tmp_path, monkeypatch, can_exchange) -> None:
     if not can_exchange:
         monkeypatch.setattr(sys, "platform", "other")
     for content in ("first", "second"):

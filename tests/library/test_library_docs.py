@@ -23,10 +23,7 @@ SMALL = [
     *("trainer.max_steps=2", "data.validation=none", "trainer.accelerator=cpu"),
 ]
 ADAPT = ["adapt.max_steps=2", "adapt.eval_every=2", "data.max_eval_rows=2"]
-SHORTER = {
-    "train": SMALL,
-    "adapt": ["data.partition=partition.json", *ADAPT],
-}
+SHORTER = {"train": SMALL, "adapt": ["data.partition=partition.json", *ADAPT]}
 
 
 def commands() -> list[list[str]]:
@@ -56,6 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_runs(here: Path) -> None:
     ran = commands()
     assert len(ran) >= 10

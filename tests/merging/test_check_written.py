@@ -73,9 +73,7 @@ def damage(folder: Path, network, file: str, how: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_mismatch_leaves_nothing(
-    command: str, places, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_a_mismatch_leaves_nothing(command, places, tmp_path, monkeypatch, capsys) -> None:
     """A tensor is changed, or its name, before it is read: refused, with that name."""
     script, words, file = COMMANDS[command]
     call = [*(word.format(**places) for word in words.split()), "--out", str(tmp_path / "out")]

@@ -149,12 +149,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         (base, with_settings("gated", "skills", gate=True), TASK, "not work with skills.gate"),
         (base, with_settings("larger", "skills", rank=5), TASK, "does not fit the model"),
         (base, with_settings("none", "skills", targets=["nothing"]), TASK, "does not fit"),
-        (
-            base,
-            with_settings("other_key", "skills", n_skill=3),
-            TASK,
-            "has settings that this version of mttl does not know. Use the",
-        ),
+        (base, with_settings("other_key", "skills", n_skill=3), TASK, "has settings that this"),
     ):
         with pytest.raises(CheckpointError, match=message):
             merge_models(recipe(start, run, task=task), tmp_path / "out")

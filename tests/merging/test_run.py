@@ -106,9 +106,7 @@ def settings(kind: str, models: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", IN_MEMORY)
-def test_the_result_is_that_of_the_same_arithmetic(
-    kind: str, make: Make, models: Path, tmp_path: Path
-) -> None:
+def test_the_result_is_that_of_the_same_arithmetic(kind, make, models, tmp_path) -> None:
     merge_models(make(kind.partition(",")[0], **settings(kind, models)), tmp_path / "out")
     base, good, bad, found = map(Weights, (*(models / name for name in NAMES), tmp_path / "out"))
     fishers = [load_file(models / f"{name}.safetensors") for name in NAMES]
@@ -194,9 +192,7 @@ def test_whole_numbers_and_half_precision_are_kept(tmp_path: Path, dtype: torch.
     ],
 )
 @pytest.mark.parametrize("kind", ["arithmetic", "ties"])
-def test_values_that_cannot_be_kept_are_refused(
-    tuned: Tensor, message: str, kind: str, tmp_path: Path
-) -> None:
+def test_values_that_cannot_be_kept_are_refused(tuned, message, kind, tmp_path) -> None:
     recipe = halved(tmp_path, {"w": torch.ones(9).half()}, {"w": tuned}, kind)
     with pytest.raises(CheckpointError, match=message):
         merge_models(recipe, tmp_path / "out")
@@ -209,9 +205,7 @@ def with_models(recipe: Recipe, *folders: Path, base: Path | None = None) -> Rec
     return recipe.model_copy(update={"models": given, "base": start})
 
 
-def test_all_that_differs_is_listed_and_nothing_is_written(
-    make: Make, models: Path, tmp_path: Path
-) -> None:
+def test_all_that_differs_is_listed_and_nothing_is_written(make, models, tmp_path) -> None:
     tensors = dict(Weights(models / "good"))
     names = sorted(name for name in tensors if name.endswith("fc1.weight"))
     del tensors[names[0]]
@@ -241,9 +235,7 @@ def test_all_that_differs_is_listed_and_nothing_is_written(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_another_vocabulary_or_other_whole_numbers_are_refused(
-    make: Make, models: Path, tmp_path: Path
-) -> None:
+def test_another_vocabulary_or_other_whole_numbers_are_refused(make, models, tmp_path) -> None:
     for name, tokens in (("base", '{"a": 0}'), ("other", '{"a": 1}')):
         folder = tmp_path / name
         shutil.copytree(models / name.replace("other", "good"), folder)
@@ -259,9 +251,7 @@ def test_another_vocabulary_or_other_whole_numbers_are_refused(
             merge_models(recipe, tmp_path / "out")
 
 
-def test_fisher_information_that_does_not_fit_is_refused(
-    make: Make, models: Path, tmp_path: Path
-) -> None:
+def test_fisher_information_that_does_not_fit_is_refused(make, models, tmp_path) -> None:
     fisher = load_file(models / "good.safetensors")
     names = sorted(fisher)
     del fisher[names[0]]
@@ -288,9 +278,7 @@ def test_fisher_information_that_does_not_fit_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_merge_that_is_stopped_leaves_nothing_and_none_overwrites(
-    make: Make, tmp_path: Path
-) -> None:
+def test_a_merge_that_is_stopped_leaves_nothing_and_none_overwrites(make, tmp_path) -> None:
     def stop(done: int, total: int) -> None:
         assert 0 < done <= total
         raise KeyboardInterrupt

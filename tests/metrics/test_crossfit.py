@@ -171,9 +171,7 @@ def test_without_rows_the_score_is_undefined_and_silent(name):
 
 
 def test_an_unknown_name():
-    with pytest.raises(
-        ValueError, match=r"\('Rouge'\) must be one of exact, .*mean 'Rouge-L' or 'rouge'\?"
-    ):
+    with pytest.raises(ValueError, match=r"\('Rouge'\) must be one of exact, .*mean 'Rouge-L' or"):
         build_metric("Rouge")
 
 

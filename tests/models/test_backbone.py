@@ -3,7 +3,6 @@
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,7 @@ def logits(model: PreTrainedModel) -> Tensor:
 @pytest.mark.parametrize(
     ("model_type", "settings", "decoder_only"), [("t5", T5, False), ("llama", LLAMA, True)]
 )
-def test_random_models_take_their_settings(
-    model_type: str, settings: dict[str, Any], decoder_only: bool
-) -> None:
+def test_random_models_take_their_settings(model_type, settings, decoder_only) -> None:
     model = build_random(model_type, settings)
     assert model.training
     assert {name: getattr(model.config, name) for name in settings} == settings
@@ -75,11 +72,7 @@ def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
     ("model_type", "settings", "message"),
     [
         ("t55", {}, r"backbone.model_type \('t55'\) is not a model type .* Did you mean 't5'"),
-        (
-            "vit",
-            {},
-            r"backbone.model_type \('vit'\) is not a language model; use t5, bart or llama",
-        ),
+        ("vit", {}, r"backbone.model_type \('vit'\) is not a language model; use t5, bart or"),
         ("t5", {"d_modl": 8}, "backbone.config.d_modl is not a setting of 't5'. Did you mean"),
         ("t5", {"d_model": "wide"}, "does not fit 't5': .* expected int, got str"),
         ("t5", {**T5, "d_model": -1}, "does not fit 't5': .* negative dimension -1"),
@@ -142,9 +135,7 @@ def test_a_folder_gives_the_same_model(family: str, tmp_path: Path) -> None:
         (torch.float32, "float16", torch.float16),
     ],
 )
-def test_the_dtype_is_the_one_asked_for(
-    stored: torch.dtype, dtype: str, expected: torch.dtype, tmp_path: Path
-) -> None:
+def test_the_dtype_is_the_one_asked_for(stored, dtype, expected, tmp_path) -> None:
     BACKBONES["llama"]().to(stored).save_pretrained(tmp_path)
     loaded = load_pretrained(str(tmp_path), dtype=dtype)
     assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
@@ -167,9 +158,7 @@ BARE = "is a folder without a model; use the folder of a model"
         (drop_a_layer, "lacks .* weights .* Use a complete checkpoint of a language model"),
     ],
 )
-def test_a_damaged_folder_is_named(
-    damage: Callable[[Path], object], message: str, folder: Path
-) -> None:
+def test_a_damaged_folder_is_named(damage, message, folder) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.gguf"):
         load_pretrained(str(folder), gguf_file="nowhere.gguf")
     damage(folder)
@@ -190,9 +179,7 @@ def test_a_folder_that_holds_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [load_pretrained, load_tokenizer])
-def test_a_path_is_not_looked_for_on_the_hub(
-    load: Callable[[str], Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_is_not_looked_for_on_the_hub(load, folder, monkeypatch) -> None:
     monkeypatch.chdir(folder.parent)
     shutil.copy(folder / "config.json", "file")
     for name in (str(folder / "config.json"), "./nowhere", "a/folder/nowhere", "~/models"):

@@ -68,9 +68,7 @@ def test_all_linear_layers_but_the_head_are_packed_and_unpacked_nearly_the_plain
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_fingerprint_is_that_of_the_weights_at_loading(
-    folders: dict[str, Path], kind: str, tmp_path: Path
-) -> None:
+def test_the_fingerprint_is_that_of_the_weights_at_loading(folders, kind, tmp_path) -> None:
     """An evaluation changes nothing; half precision is the same model; others are others."""
 
     def mark(model: nn.Module) -> str:
@@ -85,9 +83,7 @@ def test_the_fingerprint_is_that_of_the_weights_at_loading(
     assert mark(load(other, kind)) != loaded
 
 
-def test_a_folder_in_four_bits_is_loaded_as_it_was_saved(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_folder_in_four_bits_is_loaded_as_it_was_saved(folders, tmp_path) -> None:
     """As those are that others have saved, with scales that are quantised too."""
     require("nf4")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig

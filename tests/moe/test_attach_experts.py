@@ -51,9 +51,7 @@ def test_a_layer_that_cannot_be_made_is_named_and_the_backbone_stays():
     with pytest.raises(ValueError, match=r"top_k \(9\) must be at .*; at 'encoder.block.0.layer.1"):
         token_model(backbone, router=lambda place: TopKRouter(place.in_features, 4, top_k=9))
     assert [name for name, _ in backbone.named_modules()] == before
-    with pytest.raises(
-        ValueError, match="has 4 skills or experts and 1 heads, but the router has 5 and"
-    ):
+    with pytest.raises(ValueError, match="has 4 skills or experts and 1 heads, but the router has"):
         token_model(
             tiny_t5(), prior="logits", task_router=ExpertRouter(8, 3, 1, 5, matrix=torch.ones(3, 5))
         )

@@ -43,10 +43,7 @@ def test_folders_that_are_none_are_refused(tmp_path):
     name = "base_model.model.q.lora_A.weight"
     for content, message in (
         ({"q.lora_A.weight": torch.zeros(1)}, r"a tensor 'q\.lora_A\.weight'; PEFT's names"),
-        (
-            {name: torch.zeros(1, dtype=torch.int8)},
-            r"has the type torch\.int8; save it",
-        ),
+        ({name: torch.zeros(1, dtype=torch.int8)}, r"has the type torch\.int8; save it"),
         ({}, "has no tensors"),
     ):
         save_file(content, tensors)

@@ -99,10 +99,7 @@ def test_what_poly_cannot_hold_is_refused():
         (skilled(tiny_t5(), inventory="ia3"), "has IA3Inventory; Poly needs LoRA"),
         (skilled(tiny_t5(), inventory="lora-deltas"), "skills.mix is 'deltas', but Poly averages"),
         (skilled(tiny_gpt2()), "is Conv1D; Poly needs nn.Linear"),
-        (
-            skilled(tiny_t5(), router="hyperformer"),
-            "HyperFormerRouter are not non-negative with sum 1",
-        ),
+        (skilled(tiny_t5(), router="hyperformer"), "HyperFormerRouter are not non-negative with"),
     ):
         with pytest.raises(CheckpointError, match=message):
             poly_checkpoint(model, base=None)

@@ -57,10 +57,7 @@ def test_a_class_is_found_in_the_working_directory(write: Write, name: str) -> N
 def test_what_a_file_names_is_not_run(write: Write) -> None:
     write("mine_b.py", "open('ran', 'w')\n" + ROUTER)
     for name in ("mine_b:MyRouter", "./mine_b.py:MyRouter"):
-        with pytest.raises(
-            PluginError,
-            match=r"' is code named by a saved file, which is not run automatically. If you",
-        ):
+        with pytest.raises(PluginError, match="' is code named by a saved file, which is not run"):
             find_class(ROUTERS, name)
     with pytest.raises(PluginError, match="is code"):
         find_class(ROUTERS, "mine_b_and_more:MyRouter")
@@ -77,32 +74,23 @@ def test_a_trusted_package_holds_trusted_modules_and_others_are_not(write: Write
     trust("json")
     trust("pack_c")
     assert find_class(ROUTERS, "pack_c.inner:MyRouter")
-    with pytest.raises(
-        PluginError,
-        match=r"' is code named by a saved file, which is not run automatically. If you",
-    ):
+    with pytest.raises(PluginError, match="' is code named by a saved file, which is not run"):
         find_class(ROUTERS, "pack_cc:MyRouter")
 
 
-def test_a_trusted_file_is_found_from_elsewhere(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trusted_file_is_found_from_elsewhere(write, tmp_path, monkeypatch) -> None:
     path = write("parts/mine_d.py")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     parser = make_parser("", None)
     monkeypatch.setenv(TRUST, "parts/mine_d.py")
-    with pytest.raises(
-        PluginError, match=r"'./parts/mine_d\.py' does not exist in .*--trust FOLDER/parts"
-    ):
+    with pytest.raises(PluginError, match=r"'./parts/mine_d\.py' does not exist in .*--trust"):
         find_class(ROUTERS, "./parts/mine_d.py:MyRouter")
     assert vars(parser.parse_args(["--trust", str(path)])) == {}
     assert find_class(ROUTERS, "./parts/mine_d.py:MyRouter").__name__ == "MyRouter"
 
 
-def test_an_installed_package_offers_short_names(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_offers_short_names(write, tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write("mine_e.py")
     write("mine_e-1.0.dist-info/METADATA", "Name: mine_e\nVersion: 1.0\n")

@@ -107,9 +107,7 @@ def test_errors_are_messages_on_standard_error(error, status, told, capsys) -> N
 
 
 @pytest.mark.parametrize("fault", [ValueError("a fault"), FileNotFoundError(2, "gone", "x")])
-def test_faults_of_the_program_are_one_line_and_a_file(
-    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_faults_of_the_program_are_one_line_and_a_file(fault, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run_command(raising(fault)) == FAULT
     error = capsys.readouterr().err
@@ -163,9 +161,7 @@ def test_harmless_warnings_are_silent_and_others_are_not() -> None:
     assert all(pattern.startswith(".*") for pattern in HARMLESS)
 
 
-def test_messages_of_the_package_are_shown_and_chatter_of_libraries_is_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_messages_of_the_package_are_shown_and_chatter_of_libraries_is_not(capsys) -> None:
     def main() -> int:
         logging.getLogger("mttl.data.cache").info("Tokenising [a] 3 tasks")
         for library in ("httpx", "datasets", "lightning_fabric", "pytorch_lightning"):

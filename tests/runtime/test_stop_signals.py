@@ -21,9 +21,7 @@ def leave(number: int, frame: object) -> None:
 
 
 @pytest.mark.parametrize("first", STOP_SIGNALS)
-def test_the_first_signal_asks_and_the_second_acts(
-    first: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_signal_asks_and_the_second_acts(first, caplog) -> None:
     request = StopRequest("after this step", leave)
     with handling(request):
         assert request.received is None

@@ -195,11 +195,11 @@ def test_streams_join_to_the_answer(run: Built) -> None:
         assert "".join(token.token for token in tokens) == text
 
 
-def test_two_hundred_requests_of_all_tasks_at_once(folders) -> None:
+def test_a_hundred_requests_of_all_tasks_at_once(folders) -> None:
     run = mttl.load(folders["llama"])
-    tasks = [run.tasks[number % 3] for number in range(200)]
-    words = [WORDS[number % 8] * (1 + number % 2) for number in range(200)]
-    lengths = [4 + number % 3 for number in range(200)]
+    tasks = [run.tasks[number % 3] for number in range(100)]
+    words = [WORDS[number % 8] * (1 + number % 2) for number in range(100)]
+    lengths = [4 + number % 3 for number in range(100)]
 
     async def ask(client: openai.AsyncOpenAI, task: str, word: str, length: int) -> str:
         parts = await client.chat.completions.create(
@@ -218,20 +218,16 @@ def test_two_hundred_requests_of_all_tasks_at_once(folders) -> None:
     of_length = {n: run.predict(tasks, words, max_new_tokens=n) for n in set(lengths)}
     assert found == [of_length[length][place] for place, length in enumerate(lengths)]
     done = [counted[f'mttl_requests_total{{model="{task}",status="200"}}'] for task in run.tasks]
-    assert sum(done) == 200 == counted["mttl_request_seconds_count"]
-    assert counted["mttl_batch_answers_sum"] == 200
-    assert counted["mttl_batch_answers_count"] < 50  # they shared batches
+    assert sum(done) == 100 == counted["mttl_request_seconds_count"]
+    assert counted["mttl_batch_answers_sum"] == 100
+    assert counted["mttl_batch_answers_count"] < 40  # they shared batches
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "copi"}, 404, "no model 'copi'. Did you mean 'copy'.* copy, reverse, number"),
     ({"prompt": "a" * 40}, 400, r"input has \d+ tokens .* maximum is 24"),
     ({"prompt": ["a", " "]}, 400, r"an input is empty \(number 1 of 2, counted from 0\)"),
-    (
-        {"n": 65, "prompt": ["a", "b"]},
-        400,
-        "2 inputs with n=65 need 130 answers; the maximum is ",
-    ),
+    ({"n": 65, "prompt": ["a", "b"]}, 400, "2 inputs with n=65 need 130 answers; the maximum is "),
 ]
 
 
@@ -384,10 +380,7 @@ def test_a_full_queue_and_a_closing_server_say_when_to_come_back(folders) -> Non
         first = threading.Thread(target=lambda: ask.completions.create(model="copy", prompt="a"))
         first.start()
         assert slow.began.wait(60)
-        with pytest.raises(
-            openai.BadRequestError,
-            match="3 answers; the queue holds 2",
-        ):
+        with pytest.raises(openai.BadRequestError, match="3 answers; the queue holds 2"):
             ask.completions.create(model="copy", prompt=["a", "b", "c"])
         waiting = ask.completions.create(model="copy", prompt=["a", "b"], stream=True)
         with pytest.raises(openai.RateLimitError, match="are queued already") as refused:

@@ -85,9 +85,7 @@ def _attach(targets: list[str], **tells: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("targets", [["q_proj"], ["all"], ["attention"]])
-def test_layers_of_other_libraries_have_skills_where_they_tell_their_features(
-    targets: list[str],
-) -> None:
+def test_layers_of_other_libraries_have_skills_where_they_tell_their_features(targets) -> None:
     """And are named where they do not."""
     model = _attach(targets, in_features=8, out_features=4)
     layer = model.get_submodule("layers.0.q_proj")

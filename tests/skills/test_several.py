@@ -113,9 +113,7 @@ ATTENDED = Placement(lambda i, o: AttendedInventory(lora(i, o)), ["attention"])
         ((ATTENDED,), 4 * 24),  # a query, its bias, a key and a value
     ],
 )
-def test_gradient_checkpointing_changes_no_gradient(
-    kinds: tuple[Placement, ...], n_trained: int
-) -> None:
+def test_gradient_checkpointing_changes_no_gradient(kinds, n_trained) -> None:
     found = []
     for checkpointing in (False, True):
         model = several(tiny_t5(), *kinds).double().train()
@@ -220,11 +218,7 @@ STACKED = r"skills.stages \(\[4, 4\]\)"
     [
         ("kinds", "[{kind: lora}]", "skills.kinds: .*at least 2"),
         ("kinds", "[{kind: lora}, {kind: lorra}]", "'lorra' must be one of lora, .*mean 'lora'"),
-        (
-            "kinds",
-            "[{kind: lora}, {kind: ia3, n_skills: 4}]",
-            r"1' has no setting 'n_skills'",
-        ),
+        ("kinds", "[{kind: lora}, {kind: ia3, n_skills: 4}]", "1' has no setting 'n_skills'"),
         ("kinds", "[{kind: lora}, {kind: ia3, rank: 4}]", "has no setting 'rank'"),
         ("kinds", "[{kind: lora}, {kind: sparse, support: x}]", "kinds.1.support must be random"),
         ("ladder", "backbone.compile=true", r"backbone.compile .* work with skills.kind 'ladder'"),

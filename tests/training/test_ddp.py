@@ -92,9 +92,7 @@ def _files(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("two", ["ddp"], indirect=True)
-def test_whoever_starts_the_processes_they_train_the_same(
-    still: Path, two: tuple[RunFolder, str]
-) -> None:
+def test_whoever_starts_the_processes_they_train_the_same(still, two) -> None:
     """Lightning, and two machines under torchrun: to the last bit, as it is the same work."""
     finished(start(still, "started", *TWO))
     given = ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.precision=32-true"]
@@ -117,9 +115,7 @@ def test_whoever_starts_the_processes_they_train_the_same(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_both_processes_stop_together_and_continue(
-    still: Path, strategy: str, number: signal.Signals
-) -> None:
+def test_both_processes_stop_together_and_continue(still, strategy, number) -> None:
     settings, name = STRATEGIES[strategy], f"stopped-{strategy}-{number.name}"
     process = start(still, name, *settings, "trainer.max_steps=4000")
     assert process.stderr is not None
@@ -201,9 +197,7 @@ def test_experts_are_balanced_by_the_loads_of_both(still: Path, kind: str, strat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(
-    still: Path,
-) -> None:
+def test_a_killed_run_goes_on_with_another_strategy_and_serves_what_reads_runs(still: Path) -> None:
     """The checkpoint and ``skills/`` are those of any run: whatever reads them need not know."""
     # Fifteen rows for two processes, one by one: the last batch of one process has no row.
     # A step has as many rows whoever computes it.

@@ -131,9 +131,7 @@ def test_a_resumed_logger_hides_what_was_lost(tmp_path: Path) -> None:
     assert found == {1: 1.0, 2: 2.0, 3: 23.0, 4: 24.0}
 
 
-def test_wandb_shows_the_same_and_a_resumed_run_goes_on_there(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_shows_the_same_and_a_resumed_run_goes_on_there(config, monkeypatch) -> None:
     wandb = install(monkeypatch)
     run = train(config, "sent", *WANDB)
     (first,) = wandb.runs
@@ -154,9 +152,7 @@ def test_wandb_shows_the_same_and_a_resumed_run_goes_on_there(
     assert min(second.column("grad_norm/skills")) == 6
 
 
-def test_a_logger_that_does_not_start_is_refused_and_leaves_nothing(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_logger_that_does_not_start_is_refused_and_leaves_nothing(config, monkeypatch, capsys):
     install(monkeypatch, RuntimeError("api_key not configured (no-tty)\ncall wandb.login()"))
     pytest.importorskip("tensorboard")  # which is opened first, and leaves nothing either
     message = refusal(capsys, config, *SHORT, "trainer.loggers=[tensorboard, wandb]")
@@ -189,19 +185,13 @@ def test_a_step_takes_as_long_after_a_resume(monkeypatch: pytest.MonkeyPatch) ->
     assert [numbers["speed/seconds_per_step"] for numbers in shown] == [1 / 2, 1 / 10]
 
 
-def test_a_library_that_is_missing_is_told(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_that_is_missing_is_told(config, monkeypatch, capsys) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "missing libraries; install them with: pip install wandb" in refusal(
-        capsys, config, *WANDB
-    )
+    assert "missing libraries; install them with: pip install" in refusal(capsys, config, *WANDB)
     assert not (config.parent / "runs" / "refused").exists()
 
 
-def test_a_logger_that_fails_later_is_told_once_and_the_run_goes_on(
-    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_logger_that_fails_later_is_told_once_and_the_run_goes_on(config, monkeypatch, caplog):
     wandb = install(monkeypatch)
     begin = wandb.init
 

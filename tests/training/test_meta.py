@@ -57,9 +57,7 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("kind", ["maml", "reptile"])
-def test_gradients_are_those_of_a_plain_loop_over_tasks(
-    kind: str, n_steps: int, config: Path
-) -> None:
+def test_gradients_are_those_of_a_plain_loop_over_tasks(kind, n_steps, config) -> None:
     module = make(config, f"optim.meta.kind={kind}", f"optim.meta.inner_steps={n_steps}")
     batches = [one_task(0, 12), one_task(2, 12)]
     before = {name: value.detach().clone() for name, value in trained(module).items()}

@@ -55,9 +55,7 @@ def test_time_alone_is_no_number_of_steps() -> None:
     trainer: Any = SimpleNamespace(precision="32-true", estimated_stepping_batches=math.inf)
     trained = policies()
     trained._trainer = trainer
-    with pytest.raises(
-        ConfigError, match=r"trainer.max_time does not define the number of steps that the"
-    ):
+    with pytest.raises(ConfigError, match=r"trainer.max_time does not define the number of steps"):
         trained.configure_optimizers()
 
 
@@ -129,9 +127,7 @@ def test_each_process_has_a_stream_of_its_own_before_and_after_a_resume(build: A
 
 @BOTH
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
-def test_another_number_of_processes_begins_new_streams(
-    build: Any, before: int, after: int
-) -> None:
+def test_another_number_of_processes_begins_new_streams(build, before, after) -> None:
     trained = build()
     checkpoint = saved(trained)
     checkpoint["random_states"] *= before

@@ -43,9 +43,7 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="no trainable parameter"):
         parameter_groups(skilled().requires_grad_(False), lr=LR, weight_decay=0.0)
     optim = AdamW(kind="adamw", up_lr_ratio=16.0)
-    with pytest.raises(
-        ConfigError, match=r"up_lr_ratio \(16\) needs trained low-rank skills " r"\(skills.kind"
-    ):
+    with pytest.raises(ConfigError, match=r"up_lr_ratio \(16\) needs trained low-rank skills"):
         build_optimizer(optim, skilled(kind=IA3Inventory))
 
 

@@ -94,9 +94,7 @@ def best_steps(run: RunFolder) -> list[int]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_skill_is_that_of_a_run_of_its_task_alone(
-    config: Path, whole: RunFolder, task: str
-) -> None:
+def test_each_skill_is_that_of_a_run_of_its_task_alone(config, whole, task) -> None:
     rate, steps = ALONE[task]
     alone = train(
         config.parent / "alone.yaml",
@@ -112,9 +110,7 @@ def test_each_skill_is_that_of_a_run_of_its_task_alone(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_exported_adapters_are_those_of_pefts_own_loop(
-    config: Path, whole: RunFolder, task: str, tmp_path: Path
-) -> None:
+def test_exported_adapters_are_those_of_pefts_own_loop(config, whole, task, tmp_path) -> None:
     """PEFT's model, PyTorch's optimizer and clipping, and a schedule of transformers."""
     out = tmp_path / "adapters"
     assert export([str(whole.path), "--all", "--out", str(out)]) == 0
@@ -139,11 +135,7 @@ def test_exported_adapters_are_those_of_pefts_own_loop(
     gym = Gym(config.parent / "gym")
     one = settings.data.model_copy(update={"batch_size": 2, "cache_dir": None})
     data = TextToTextDataModule(
-        gym,
-        [task],
-        build_tokenizer(settings.backbone),
-        one,
-        decoder_only=False,
+        gym, [task], build_tokenizer(settings.backbone), one, decoder_only=False
     )
     loader, step = data.train_dataloader(), 0
     while step < min(stop, n_steps):
@@ -165,9 +157,7 @@ def test_exported_adapters_are_those_of_pefts_own_loop(
 
 
 @pytest.mark.parametrize(("step", "validating"), [(5, False), (8, True)])
-def test_a_resumed_run_is_bit_identical(
-    config: Path, single: RunFolder, step: int, validating: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_is_bit_identical(config, single, step, validating, monkeypatch) -> None:
     name, builder = f"stopped-{step}", "mttl.commands.train_tasks.build_trainer"
     stop = SignalAt(step, validating=validating)
     with called_back(stop, monkeypatch, builder), pytest.raises(StopRequested):
@@ -209,10 +199,7 @@ def test_task_means_are_those_of_each_task() -> None:
         ("data.token_budget=100", "data.token_budget must be null"),
         ("data.global_batch_size=8", "data.global_batch_size must be null"),
         ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches must be 1"),
-        (
-            "trainer.strategy=fsdp2 trainer.precision=32-true",
-            "trainer.strategy must be auto or ddp",
-        ),
+        ("trainer.strategy=fsdp2 trainer.precision=32-true", "trainer.strategy must be auto or"),
         ("backbone.train=true", "backbone.train must be false"),
         ("optim.kind=adafactor optim.separate=true", "optim.kind must be adamw or adam"),
         ("optim.separate=false", "tasks needs separate: true"),
@@ -225,9 +212,7 @@ def test_task_means_are_those_of_each_task() -> None:
         ),
     ],
 )
-def test_settings_that_cannot_be_separate_are_refused(
-    config: Path, settings: str, message: str
-) -> None:
+def test_settings_that_cannot_be_separate_are_refused(config, settings, message) -> None:
     words = settings.replace(": ", ":\0").split(" ")
     with pytest.raises(MttlError, match=message):
         train(config, "refused", *(word.replace("\0", " ") for word in words))

@@ -222,9 +222,7 @@ OWN |= {"num_return_sequences": 2, "output_scores": True, "return_dict_in_genera
 
 @pytest.mark.parametrize("family", BACKBONES)
 @pytest.mark.parametrize("n_beams", [1, 2])
-def test_settings_of_the_backbone_are_applied_only_where_they_are_asked_for(
-    family: str, n_beams: int
-) -> None:
+def test_settings_of_the_backbone_are_applied_only_where_they_are_asked_for(family, n_beams):
     model = skilled(BACKBONES[family]()).eval()
     batch = EvalCollator(0, DECODER_ONLY[family])(rows())
 

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -34,13 +33,6 @@ def moe_speed(load: Load) -> ModuleType:
 @pytest.fixture
 def end_to_end(load: Load) -> ModuleType:
     return load("end_to_end")
-
-
-@pytest.fixture
-def startup(load: Load, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = load("startup")
-    monkeypatch.setitem(sys.modules, "startup", module)  # its processes import it by name
-    return module
 
 
 @pytest.fixture
@@ -102,9 +94,7 @@ def test_the_command_prints_and_writes_its_table(tmp_path) -> None:
     assert all(row["median"] > 0 and row["peak_mib"] > 0 for row in rows)
 
 
-def test_every_layer_of_experts_steps(
-    moe_speed: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_layer_of_experts_steps(moe_speed, monkeypatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # and restored afterwards
     tiny = argparse.Namespace(d=8, h=8, e=3, n=5, threads=1, device="cpu", dtype="float32")
     for variant in moe_speed.VARIANTS:
@@ -133,23 +123,6 @@ def test_the_layers_are_of_one_size_and_the_naive_loop_computes_the_same(moe_spe
     torch.testing.assert_close(found, expected)
 
 
-def test_a_missing_peer_is_left_out_and_too_few_experts_refused(
-    moe_speed, capsys, monkeypatch
-) -> None:
-    monkeypatch.setattr(moe_speed, "find_spec", lambda name: None)
-    measured = []
-    monkeypatch.setattr(
-        moe_speed, "run", lambda build, settings, clock: measured.extend(settings.only) or []
-    )
-    assert moe_speed.main(["--experts", "8", "--tokens", "64"]) == 0
-    assert "st-moe-pytorch is left out: it is not installed" in capsys.readouterr().err
-    assert measured == [name for name in moe_speed.VARIANTS if name != moe_speed.ST_MOE]
-    with pytest.raises(SystemExit) as stopped:
-        moe_speed.main(["--experts", "1"])
-    assert stopped.value.code == 2
-    assert "--experts (1) must be at least 2" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("variant", ["minigrid", "gymnasium sync", "ours", "envpool"])
 def test_every_variant_plays(load: Load, variant, capsys) -> None:
     if variant == "envpool" and importlib.util.find_spec("envpool") is None:
@@ -171,22 +144,6 @@ def test_all_ways_of_serving_give_the_same_answers(load: Load) -> None:
     assert floor[:: serving.N_TASKS] == expected[:: serving.N_TASKS]
     assert floor != expected
     assert answers == dict.fromkeys(answers, expected)
-
-
-def test_processor_and_wall_time_of_an_answer(startup: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    only = "pl_train --version"
-    given = ["--rounds", "1", "--warmup", "1", "--only", only, "--json", str(path)]
-    assert startup.main(given) == 0
-    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
-    assert set(rows) == {
-        f"{name}, {clock}" for name in ("python", only) for clock in ("processor", "wall")
-    }
-    assert rows[f"{only}, processor"]["ratio"] > 1
-    assert rows[f"{only}, wall"]["median"] < 60_000
-    lines = [startup.command_line(variant) for variant in startup.VARIANTS[1:]]
-    assert len(lines) == len(startup.COMMANDS) * len(startup.QUESTIONS)
-    assert all(Path(line[0]).is_file() for line in lines)
 
 
 @pytest.mark.parametrize("model", ["t5", "llama"])

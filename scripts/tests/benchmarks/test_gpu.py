@@ -2,16 +2,13 @@
 
 import argparse
 import json
-import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from helpers.command import ROOT, load_recipe
-from mttl.config.load import load_any_config
 
 FOLDER = ROOT / "scripts" / "benchmarks"
 MACHINE = {"device": "a device", "torch": "1"}
@@ -33,26 +30,6 @@ def call(gpu: ModuleType, rows: list[Any], out: Path, minutes: float = 1) -> tup
     settings = argparse.Namespace(out=out, minutes=minutes, dry_run=False)
     status = gpu.run_rows(rows, settings, MACHINE)
     return status, json.loads((out / "rows.json").read_text())["rows"]
-
-
-def test_without_a_gpu_it_says_what_it_would_run(gpu, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(gpu, "gpu_names", list)
-    assert gpu.main(["--only", "text-nccl", "experts"]) == 0
-    first, *rows = capsys.readouterr().out.splitlines()
-    assert first.startswith("no GPU here")
-    assert [row.split(":")[0].split() for row in rows] == [["120", "text-nccl"], ["200", "experts"]]
-    assert "trainer.strategy=ddp" in rows[0]
-
-
-def test_rows_have_35_minutes_and_settings_that_exist(gpu, monkeypatch) -> None:
-    assert sum(row.limit for row in gpu.ROWS) <= 60 * gpu.MINUTES == 2100
-    monkeypatch.chdir(ROOT)
-    for row in gpu.ROWS:
-        for command in (row.command, row.toy):
-            if command[0] == "pl_train.py":
-                parts = (gpu.placed(part, "figures", "runs") for part in command)
-                _, _, config, _, *overrides = parts
-                load_any_config(config, overrides)
 
 
 def test_a_row_that_fails_stops_no_other_and_a_second_call_goes_on(gpu, tmp_path, capsys) -> None:
@@ -88,41 +65,6 @@ def test_a_row_that_fails_stops_no_other_and_a_second_call_goes_on(gpu, tmp_path
     _, found = call(gpu, fixed[:1], tmp_path)
     assert list(found) == ["breaks"]  # figures of another machine are not kept
     assert "of another machine" in capsys.readouterr().out
-
-
-def test_what_takes_too_long_is_ended_with_all_it_started(gpu: ModuleType, tmp_path: Path) -> None:
-    alive = tmp_path / "alive"
-    child = (
-        f"import time\nfor _ in range(600): open({str(alive)!r}, 'a').write('.'); time.sleep(.1)"
-    )
-    code = f"import subprocess; subprocess.run([sys.executable, '-c', {child!r}])"
-    status, found = call(
-        gpu, [fake(gpu, "hangs", code, 2), fake(gpu, "late", "")], tmp_path, 1 / 60
-    )
-    assert status == 1
-    assert found["hangs"]["says"].startswith("took more than 1 s; see ")
-    assert found["late"] == {"state": "not run", "says": "time is up: call the command again"}
-    written = alive.stat().st_size if alive.exists() else 0
-    time.sleep(0.5)
-    assert (alive.stat().st_size if alive.exists() else 0) == written
-
-
-def test_the_clock_leaves_the_first_steps_out(tmp_path, monkeypatch) -> None:
-    script = load_recipe(FOLDER / "step_clock.py")
-    ends = iter([0, 9, 18, 27, 28, 30, 31])
-    monkeypatch.setattr(script.time, "perf_counter", lambda: next(ends))
-    clock = script.StepClock(str(tmp_path / "clock.json"))
-    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True)
-    module: Any = SimpleNamespace(device=torch.device("cpu"))
-    batch = {"task_ids": torch.zeros(6)}
-    for _ in range(7):
-        clock.on_train_batch_end(trainer, module, {"loss": torch.tensor(0.5)}, batch, 0)
-    clock.on_train_end(trainer, module)
-    found = json.loads((tmp_path / "clock.json").read_text())
-    assert found == {
-        "seconds_per_step": 1, "rows_per_second": 2 * 18 / 4, "peak_mib": None, "loss": 0.5,
-        "n_processes": 2,
-    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -5,16 +5,12 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from helpers.command import ROOT
-from mttl.config.reference import settings_of
-from mttl.config.worlds import WORLDS
-from mttl.plugins.parts import PARTS
 from test_documents import GENERATED
 
 sys.path.insert(0, str(ROOT / "scripts" / "docs"))
@@ -22,7 +18,6 @@ sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 MESSAGES = import_module("reference.messages")
 SITE = import_module("reference.site")
 FORMULAS = import_module("reference.formulas")
-STUDIES = import_module("reference.studies")
 source = import_module("reference.parts").source
 
 CODE = """
@@ -115,73 +110,6 @@ def test_generated_pages_are_made_with_the_site_and_not_kept() -> None:
     # Links to them need no file, but a right name.
     names = [path for path in pages if path.startswith("reference/")]
     assert [name for name in names if not GENERATED.fullmatch(f"/docs/{name}")] == []
-
-
-def test_the_page_of_parts_names_every_part_with_its_paper() -> None:
-    page = SITE.parts_page()
-    for family, parts in PARTS.items():
-        for name, place in parts.items():
-            dotted = place.replace(":", ".")
-            row = f"| `{name}` | [`{dotted.rpartition('.')[2]}`][{dotted}] |"
-            assert row in page, family
-    without = {place for parts in PARTS.values() for place in parts.values() if not source(place)}
-    assert {place.partition(":")[2] for place in without} == {"SharedRouter", "NoRouter"}
-    assert source("mttl.skills.inputs.prefix:PrefixInventory") == (
-        "Li and Liang, [arXiv:2101.00190](https://arxiv.org/abs/2101.00190)"
-    )
-    assert "Fedus et al." in source("mttl.routing.token.top_k:SwitchRouter")  # of its base
-    assert "| `skills/lora.yaml` | yes |" in page
-    assert "| `skills/ia3.yaml` (Llama) | " in page
-
-
-def test_every_setting_has_a_heading() -> None:
-    pages = SITE.settings_pages()
-    for world in WORLDS:
-        for name, section in world.schema.model_fields.items():
-            page = pages.get(f"settings/{world.section}_{name}.md", pages[f"settings/{name}.md"])
-            for setting in settings_of(name, section):
-                assert f"## `{setting.path}` {{ #{setting.path} }}\n" in page
-                sentences = setting.kinds.values() or [setting.sentence]
-                assert all(sentence in page for sentence in sentences)
-            headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
-            assert len(set(headings)) == len(headings)
-    assert pages["settings/rl_skills.md"].startswith("# Settings: skills (BabyAI)\n")
-    assert "Not for `several`, `none`." in pages["settings/skills.md"]
-    assert "- default `[norms]`. Only for `norm`.\n" in pages["settings/skills.md"]
-    assert "| [`rl`](settings/rl.md) |" in pages["settings.md"]
-
-
-def test_every_package_has_a_page_with_its_files() -> None:
-    pages = SITE.api_pages(ROOT)
-    assert "::: mttl.skills.weights.bitfit" in pages["mttl.skills.weights"]
-    packages = {
-        file.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for file in (ROOT / "mttl").rglob("*.py")
-        if file.name != "__init__.py"
-    }
-    assert packages <= set(pages)
-    assert all(f"({name}.md)" in pages["index"] for name in packages)
-    assert "| [`mttl.load`][mttl.assembly.model.load_run] |" in pages["index"]
-
-
-def test_every_study_is_a_page_and_in_the_navigation() -> None:
-    files = SITE.study_files(ROOT)
-    assert files["studies/README.md"] == ROOT / "scripts" / "studies" / "README.md"
-    assert "studies/examples_curve/examples.svg" in files
-    nav = str(SITE.studies_nav(ROOT))
-    pages = {path for path in files if path.endswith(".md")}
-    assert {path for path in pages if f"'{path}'" not in nav} == set()
-    known = {STUDIES.source_path(path) for path in files}
-    listed = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/studies/**/*.md")}
-    assert {path for path in listed if Path(path).name == "README.md"} <= known
-
-
-def test_lists_of_generated_pages_stand_in_the_navigation() -> None:
-    nav = [{"A": "a.md"}, {"B": [{"C": "c.md"}, {"D": ["generated:api"]}]}]
-    config = SITE.on_config(SimpleNamespace(nav=nav))
-    (inner,) = config.nav[1]["B"][1].values()
-    assert inner[0] == "reference/api/index.md"
-    assert {"mttl.skills": "reference/api/mttl.skills.md"} in inner
 
 
 def shown(place: str, text: str) -> str:

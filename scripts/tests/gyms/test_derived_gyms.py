@@ -1,12 +1,9 @@
 """The shipped gyms, read from their files alone, and the scripts that build them."""
 
 import csv
-import json
 import re
 import shutil
 import sys
-import tomllib
-from collections import Counter
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -17,19 +14,11 @@ import pytest
 from helpers.command import ROOT, python
 from mttl.config.load import load_config
 from mttl.data.prompt_form import PromptForm, task_code
-from mttl.tasks.folder import Gym
-from mttl.tasks.partition import Partition
 
 sys.path.insert(0, str(ROOT / "scripts" / "gyms"))
 GRID, LEXICAL = ROOT / "data/grid", ROOT / "data/lexical"
 SCRIPTS = {name: ROOT / f"scripts/gyms/build_{name}.py" for name in ("grid", "lexical")}
 SAMPLES = (100, 13, 21, 42, 87)
-PARTITIONS_OF_GRID = {
-    name: Partition.read(ROOT / f"configs/partitions/grid_{name}.json")
-    for name in ("cells", "language", "operation")
-}
-PARTITION = json.loads((ROOT / "configs/partitions/lexical.json").read_text(encoding="utf-8"))
-TASKS = [task for role in ("train", "dev", "test") for task in PARTITION[role]]
 NAME = re.compile(r"(.+)_(\d+)_(\d+)_(train|dev|test)\.tsv")
 # Rows by task, size, sample and split.
 Files = dict[tuple[str, ...], list[list[str]]]
@@ -72,25 +61,6 @@ def operation(task: str) -> str:
     return task.partition("_")[2]
 
 
-def test_a_name_is_its_language_and_its_operation():
-    assert set(read_tasks(GRID)) == {key[0] for key in read_files(GRID)}
-    assert set(Gym(GRID).tasks()) == set(read_tasks(GRID))
-    assert 150 <= len(read_tasks(GRID)) <= 170
-    for task, row in read_tasks(GRID).items():
-        assert task.isprintable()
-        assert re.fullmatch(r"[a-z]{2}_[a-z_]+", task)
-        assert row["factors"] == f"language={language(task)} operation={operation(task)}"
-        assert row["category"].endswith(f"/{operation(task)}")
-        assert row["metric"] == "ACC"
-        assert row["description"]
-        assert row["source"] in ("babel", "num2words")
-    assert len(set(map(language, read_tasks(GRID)))) == 13
-    assert len(set(map(operation, read_tasks(GRID)))) == 15
-    assert min(Counter(map(language, read_tasks(GRID))).values()) >= 8
-    assert min(Counter(map(operation, read_tasks(GRID))).values()) >= 6
-    assert len({row["description"] for row in read_tasks(GRID).values()}) == len(read_tasks(GRID))
-
-
 # What a row is about is read off its text here, without the script's own keys.
 
 
@@ -105,41 +75,6 @@ def grid_things(task: str, row: list[str]) -> set[str]:
     number, _, unit = text.partition(" ")
     value = f"{Decimal(number).normalize():f}"
     return {f"{value} {unit}"} if which in ("unit", "ago") else {value}
-
-
-def test_of_an_unseen_cell_both_parts_are_seen_in_most_others():
-    train = PARTITIONS_OF_GRID["cells"].train
-    assert len(PARTITIONS_OF_GRID["cells"].test) == 32
-    for part in (language, operation):
-        trained, total = Counter(map(part, train)), Counter(map(part, read_tasks(GRID)))
-        assert all(trained[value] >= 0.6 * total[value] for value in total)
-    # Many languages and operations are tested, not a corner of the grid.
-    assert len(set(map(language, PARTITIONS_OF_GRID["cells"].test))) >= 10
-    assert len(set(map(operation, PARTITIONS_OF_GRID["cells"].test))) >= 10
-
-
-@pytest.mark.parametrize(
-    ("name", "part", "other", "seen"),
-    [
-        ("language", language, operation, {"date_long", "cardinal"}),
-        ("operation", operation, language, {"en", "ja"}),
-    ],
-)
-def test_a_held_value_is_seen_twice_and_no_more(name, part, other, seen):
-    partition = PARTITIONS_OF_GRID[name]
-    test, dev = set(map(part, partition.test)), set(map(part, partition.dev))
-    assert len(test) == 3
-    assert len(dev) == 1
-    assert not test & dev
-    for value in test | dev:
-        assert {other(task) for task in partition.train if part(task) == value} == seen
-    # What is not held is trained whole, and so are the other parts of unseen tasks.
-    for task in read_tasks(GRID):
-        if part(task) not in test | dev:
-            assert task in partition.train
-    assert {other(task) for task in (*partition.test, *partition.dev)} <= {
-        other(task) for task in partition.train if part(task) not in test | dev
-    }
 
 
 def test_the_matrix_of_the_oracle_is_the_factors():
@@ -162,57 +97,6 @@ def test_no_row_is_cut_off(prefix):
         start = len(PromptForm(prefix=prefix).prompt_prefix(task).text)
         assert all(start + len(row[0].encode()) < config.data.max_input_length for row in rows)
         assert all(len(row[1].encode()) < config.data.max_output_length for row in rows)
-
-
-@pytest.mark.parametrize("name", PARTITIONS_OF_GRID)
-def test_partitions_follow_from_the_names(name):
-    from grid_gym.partitions import PARTITIONS
-
-    path = ROOT / f"configs/partitions/grid_{name}.json"
-    made = PARTITIONS[f"grid_{name}"](list(read_tasks(GRID)))
-    assert json.loads(path.read_text(encoding="utf-8")) == made
-
-
-def test_the_pinned_versions_are_those_of_the_extra():
-    from grid_gym.versions import PINNED
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extra = project["optional-dependencies"]["grid"]
-    assert extra == [f"{name}=={version}" for name, version in PINNED.items()]
-
-
-@needs_grid
-def test_what_makes_no_task_is_dropped_with_its_reason(monkeypatch):
-    from derived_gym.item import Item
-    from grid_gym import cells
-    from grid_gym.operations import Operation
-
-    def items(language):
-        if language == "de":
-            raise LookupError("no data")
-        # French has nine of ten answers of English, Polish eight, one of them copied.
-        own = {"en": 0, "fr": 1, "pl": 2, "tr": 10}[language]
-        answers = [*"bc"[:own], *"a" * (10 - own)] if own < 10 else ["1", *["long" * 20] * 9]
-        return [Item(str(number), (text,), ()) for number, text in enumerate(answers)]
-
-    made = Operation("op", "family", "babel", "Do it in {}.", items)
-    copy = Operation("copy", "family", "babel", "Do it in {}.", lambda _: [Item("x", ("x",), ())])
-    monkeypatch.setattr(cells, "OPERATIONS", (made, copy))
-    monkeypatch.setattr(cells, "LANGUAGES", dict.fromkeys(("en", "de", "fr", "pl", "tr"), "it"))
-    told = []
-    grid = cells.cross(told.append)
-    assert told[:2] == ["en_op", "de_op"]
-    assert grid.dropped == {
-        "de_op": "no data",
-        "fr_op": "90% of the rows are those of `en_op`",
-        **{f"{name}_copy": "the output is the input" for name in cells.LANGUAGES},
-    }
-    assert grid.overlaps == {("pl_op", "en_op"): 0.8}
-    assert {cell.name: len(rows) for cell, rows in grid.items.items()} == {
-        "en_op": 10,
-        "pl_op": 10,
-        "tr_op": 1,  # of the others the outputs have 80 bytes
-    }
 
 
 @needs_grid
@@ -240,17 +124,6 @@ def test_examples_by_hand():
     text = next(item for item in phrases.joined("en") if item.input.count(";") == 2)
     assert text.outputs[0].count(",") == 2
     assert ", and " in text.outputs[0]
-
-
-def test_partition_and_table_name_the_same_tasks_once():
-    assert len(set(TASKS)) == len(TASKS)
-    assert set(TASKS) == set(read_tasks(LEXICAL)) == {key[0] for key in read_files(LEXICAL)}
-    assert len(PARTITION["train"]) >= 26
-    assert len(PARTITION["dev"]) == 4
-    assert len(PARTITION["test"]) == 6
-    for row in read_tasks(LEXICAL).values():
-        assert row["metric"] in ("EM", "ACC")
-        assert all(row[name] for name in ("category", "family", "description", "source"))
 
 
 # Nothing underlying may be on both sides of a border. What a row is about is read off its text
@@ -318,54 +191,9 @@ def test_nothing_is_on_both_sides_of_a_border() -> None:
     assert sum(len(found) > 1 for found in gyms.values()) > 1000
 
 
-@needs_lexical
-def test_partition_is_that_of_the_table_and_too_small_a_pool_an_error():
-    from lexical_gym.gym import settings
-    from lexical_gym.sample import draw
-    from lexical_gym.tasks import TASKS
-
-    path = ROOT / "configs/partitions/lexical.json"
-    assert settings() == {"partitions/lexical.json": path.read_bytes()}
-    with pytest.raises(ValueError, match=r"0 of 200 test rows; it has too few examples"):
-        draw(TASKS[0], [])
-
-
-def test_writing_replaces_only_its_own_files(tmp_path):
-    from derived_gym.store import NotAGymError, differences, write
-
-    folder = tmp_path / "gym"
-    old = {"README.md": b"# The lexical gym\n", "a/a_32_13_dev.tsv": b"x\ty\n"}
-    write(old, folder, "# The lexical gym")
-    (folder / "a/notes.txt").write_text("mine")
-    new = {"README.md": b"# The lexical gym, again\n", "b/b_32_13_dev.tsv": b"x\ty\n"}
-    told = [line.split(": ")[1] for line in differences(new, folder)]
-    assert told == ["differs", "missing", "does not belong to the gym"]
-    write(new, folder, "# The lexical gym")
-    assert differences(new, folder) == []
-    assert not (folder / "a/a_32_13_dev.tsv").exists()
-    assert (folder / "a/notes.txt").exists()
-
-    with pytest.raises(NotAGymError, match="is not empty and does not hold this gym"):
-        write(new, tmp_path, "# The lexical gym")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotAGymError, match="is not a folder"):
-        write(new, tmp_path / "file", "# The lexical gym")
-
-
-def test_the_command_without_a_package_says_so_in_one_line(tmp_path):
-    # A module of that name that cannot be imported stands before the installed one.
-    (tmp_path / "inflect.py").write_text("raise ModuleNotFoundError(name='inflect')")
-    done = python(SCRIPTS["lexical"], "--out", tmp_path / "out", first=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert re.match(r"missing .*pip install -e '\.\[gym\]'", done.stderr)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("grid", marks=needs_grid), pytest.param("lexical", marks=needs_lexical)],
+    "name", [pytest.param("grid", marks=needs_grid), pytest.param("lexical", marks=needs_lexical)]
 )
 def test_check_agrees_with_what_is_shipped_and_names_what_differs(name, tmp_path):
     done = python(SCRIPTS[name], "--check")

@@ -155,9 +155,7 @@ def test_served_it_asks_the_run(driver: Any, run: Path) -> None:
         assert len(page.all("#live-past li")) == 6
 
         # Errors are reported in words.
-        assert "tokens with its prefix and template; the maximum is 24, as in" in ask(
-            page, "ab" * 40
-        )
+        assert "tokens with its prefix and template; the maximum is 24, as" in ask(page, "ab" * 40)
         assert "; every input must contain text" in ask(page, " ")
         page.run("live.way = 'skills'; live.weights[1] = NaN")
         assert "Input should be a valid number" in ask(page, "cab")

@@ -30,10 +30,7 @@ def test_scores_stand_beside_baselines_and_are_means_over_samples(tmp_path: Path
     (tmp_path / "results.csv").write_text(HEAD + rows)
     (tmp_path / "baselines.csv").write_text(f"baseline,{HEAD}copy,a,test,1,0,EM,0.1,5\n")
     found = read_scores(tmp_path)
-    assert found["a"] == [
-        score("test", "EM", 0.6, copy=0.1),
-        score("dev", "EM", 0.2),
-    ]
+    assert found["a"] == [score("test", "EM", 0.6, copy=0.1), score("dev", "EM", 0.2)]
     assert found["b"] == [score("test", "F1", 0.0)]
     (tmp_path / "results.csv").write_text(HEAD + "a,dev,1,0,EM,good,5\n")
     with pytest.raises(CheckpointError, match="a score"):

@@ -38,9 +38,7 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
         (TINY_LLAMA, ["trainer.precision=bf16-mixed", "backbone.train=false"]),
     ],
 )
-def test_passes_without_weights_keep_what_real_ones_keep(
-    folder: Path, backbone: dict, settings: list[str]
-) -> None:
+def test_passes_without_weights_keep_what_real_ones_keep(folder, backbone, settings) -> None:
     """The same passes, counted in the same way, on the model that `pl_train.py` builds."""
     config = config_of(folder, backbone, *settings)
     real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
@@ -144,9 +142,8 @@ def test_a_pretrained_backbone_is_planned_from_its_configuration(folder: Path) -
         needs_of(missing, TASKS)
 
 
-OFTEN = ("router/token_top2.yaml", "router/token_base.yaml")  # of two sorts; the others are slow
 TOKENS = [
-    pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+    pytest.param(name, marks=() if name == "router/token_top2.yaml" else pytest.mark.slow)
     for name in fragments("router")
     if "token" in name
 ]

@@ -122,9 +122,7 @@ def test_every_method_trains(config: Path, method: str) -> None:
 
 
 def test_commands_for_text_refuse_a_policy(config: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="has a section 'rl', which describes a policy for BabyAI"
-    ):
+    with pytest.raises(ConfigError, match="has a section 'rl', which describes a policy for"):
         load_config(str(config))
 
 
@@ -133,9 +131,7 @@ def test_a_resumed_run_must_keep_its_levels(config: Path, whole: RunFolder) -> N
         train(config, "whole", "rl.levels=[GoToObj, GoToObjS4]", resume=True)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(
-    config, monkeypatch
-) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(config, monkeypatch):
     with interrupted(9, monkeypatch):
         train(config, "broken")
     run = RunFolder(config.parent / "runs" / "broken")
@@ -207,42 +203,24 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
     [
         (["rl.levels=[GoToRedBal]"], r"section rl: .*GoToRedBal.*GoToRedBall"),
         (["rl.levels=[GoToObj, GoToObj]"], "rl.levels: .* must not contain an entry twice"),
-        (
-            ["rl.demonstrations=x.npz", "rl.stop_when_solved=true"],
-            "stop_when_solved must be false with demonstrations",
-        ),
-        (
-            ["rl.imitation.entropy=1"],
-            "section 'rl.imitation' has no setting 'entropy'. Did you mean 'ent",
-        ),
+        (["rl.demonstrations=x.npz", "rl.stop_when_solved=true"], "stop_when_solved must be false"),
+        (["rl.imitation.entropy=1"], "section 'rl.imitation' has no setting 'entropy'. Did you"),
         (["rl.ppo.recurrence=3"], r"n_steps \(8\) must be a multiple of recurrence \(3\)"),
         (["rl.ppo.n_minibatches=5"], r"ppo.n_minibatches \(5\) must divide the 6 sequences"),
         (["rl.backend=envpool", "rl.n_workers=1"], "n_workers must be 0 with backend 'envpool'"),
         (["adapt.mode=in_context"], "adapt: mode 'in_context' needs text examples"),
         (["rl.n_workers=4"], r"n_workers \(4\) must not exceed n_slots \(3\)"),
-        (
-            ["rl.global_n_slots=6", "trainer.devices=4", "trainer.strategy=ddp"],
-            r"rl.global_n_slots \(6\) must be a multiple of 4, .* use 4 or 8, or other devices",
-        ),
+        (["rl.global_n_slots=6", "trainer.devices=4", "trainer.strategy=ddp"], "a multiple of 4"),
         (
             ["rl.global_n_slots=4", "trainer.devices=2", "rl.ppo.n_minibatches=8"],
             "gives each process 2 of a level: ppo.n_minibatches .8. must divide the 4 sequences",
         ),
         (["router.kind=random"], r"with router.consistency \(1.0\): its loss compares tokens"),
-        (
-            ["router.kind=score_function"],
-            "policy .* with router.kind 'score_function': it learns from the losses of text",
-        ),
+        (["router.kind=score_function"], "policy .* with router.kind 'score_function': it learns"),
         (["router.granularity=block"], r"router.granularity \(block\) must be model or layer"),
         (["optim.label_smoothing=0.1"], "optim.label_smoothing must be 0"),
-        (
-            ["trainer.strategy=fsdp2"],
-            "trainer.strategy 'fsdp2' is for language models; use auto or ddp",
-        ),
-        (
-            ["trainer.max_epochs=null", "trainer.max_steps=3"],
-            "trainer.max_epochs must be set: the number of rollouts, or of",
-        ),
+        (["trainer.strategy=fsdp2"], "trainer.strategy 'fsdp2' is for language models; use auto"),
+        (["trainer.max_epochs=null", "trainer.max_steps=3"], "trainer.max_epochs must be set: the"),
         (["trainer.early_stopping=3"], "trainer.early_stopping is only for text-to-text tasks"),
         (["skills.n_skills=per_task"], "skills.n_skills 'per_task' is for the private"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
@@ -285,9 +263,7 @@ def test_levels_are_recorded_to_one_file(tmp_path, capsys, refused) -> None:
         ({"--workers": "-1"}, "'-1' must be a whole number of at least 0"),
     ],
 )
-def test_mistakes_of_recording_leave_no_file(
-    tmp_path, refused, monkeypatch, change, message
-) -> None:
+def test_mistakes_of_recording_leave_no_file(tmp_path, refused, monkeypatch, change, message):
     monkeypatch.chdir(tmp_path)
     options = {"--levels": "GoToObj", "--episodes": "2", "--out": "record.npz", **change}
     assert message in refused(

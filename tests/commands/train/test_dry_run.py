@@ -68,9 +68,7 @@ def test_a_cluster_is_planned_on_a_machine_without_its_devices(
     assert found["time"].startswith("not measured: section trainer: ")
 
 
-def test_the_merged_configuration_is_printed_with_its_sources(
-    config: Path, tmp_path: Path, capsys
-) -> None:
+def test_the_merged_configuration_is_printed_with_its_sources(config, tmp_path, capsys) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(
         "optim: {label_smoothing: 0.5}\ndata: {prefix: auto, metrics: {a b: EM, 'null': EM}}\n"

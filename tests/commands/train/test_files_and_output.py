@@ -146,6 +146,7 @@ def test_prints_every_task_beside_the_baselines(config, monkeypatch, capsys) -> 
 def test_a_loaded_run_gives_the_same_answers(config: Path, whole: RunFolder) -> None:
     check_answers(whole)
     frozen = ("backbone.train=false", "backbone.config.initializer_factor=3.0")
+    frozen += ("trainer.max_steps=2", "trainer.val_check_interval=2")
     run = train(
         config, "frozen", *frozen, "generation.num_beams=3", "generation.length_penalty=0.5"
     )
@@ -185,6 +186,7 @@ def test_prints_nothing_that_a_user_can_do_nothing_about(config: Path, gym: Path
 # Learning.
 
 
+@pytest.mark.slow
 def test_learns_two_groups_of_tasks_jointly(folder: Path) -> None:
     """Two tasks double a letter, two shift all: copying and guessing score next to nothing."""
     letters = "abcdef"

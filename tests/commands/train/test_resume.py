@@ -42,19 +42,16 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
 @pytest.mark.parametrize(
     ("step", "validating"),
     [
-        pytest.param(3, False, id="step before a validation"),
         pytest.param(5, False, id="end of an epoch"),
         pytest.param(8, True, id="validation"),
         pytest.param(11, False, id="last step"),
         *(
             pytest.param(step, validating, marks=pytest.mark.slow)
-            for step, validating in ((1, False), (6, False), (12, True))
+            for step, validating in ((1, False), (3, False), (6, False), (12, True))
         ),
     ],
 )
-def test_a_run_continues_as_if_it_had_never_stopped(
-    config, whole, interrupt, step, validating
-) -> None:
+def test_a_run_continues_as_if_it_had_never_stopped(config, whole, interrupt, step, validating):
     name = f"stopped-{step}-{validating}"
     stop = interrupt(name, SignalAt(step, signal.SIGINT, validating))
     assert str(stop) == "stopped by SIGINT; the state was saved; continue with --resume"
@@ -106,10 +103,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     assert not run.skills.exists()
 
 
-def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(
-    config, interrupt, whole
-) -> None:
-    interrupt("here", SignalAt(9, signal.SIGINT))
+def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(config, interrupt, whole):
+    interrupt("here", SignalAt(3, signal.SIGINT))  # before a validation
     moved = (whole.path.parent / "here").rename(whole.path.parent / "there")
     text = (moved / "config.yaml").read_text()
     (moved / "config.yaml").write_text(text.replace("name: here", "name: there"))

@@ -14,10 +14,7 @@ from mttl.checkpoints.run_folder import RunFolder
 ONE = ("trainer.max_steps=1", "trainer.val_check_interval=1")
 
 
-def test_the_seed_decides_everything(config: Path, whole: RunFolder) -> None:
-    again = train(config, "again")
-    assert again.metrics.read_text() == whole.metrics.read_text()
-    assert again.results.read_text() == whole.results.read_text()
+def test_another_seed_is_another_run(config: Path, whole: RunFolder) -> None:
     other = train(config, "other", "run.seed=14", *ONE)
     assert losses(other)[0] != losses(whole)[0]
 
@@ -63,7 +60,6 @@ def test_early_stopping_stops(config: Path) -> None:
         ("max_steps=10", "4", [3, 7, 9]),
         ("max_steps=10", "null", [3, 7, 9]),
         ("max_steps=10", "0.5", [4, 9]),
-        ("max_epochs=2", "4", [3, 7, 11]),
         ("max_epochs=2", "null", [5, 11]),
     ],
 )

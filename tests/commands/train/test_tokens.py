@@ -53,13 +53,13 @@ def biases(run: RunFolder) -> dict[str, Tensor]:
 
 
 # Stopped between two records; where a record and an epoch end; and in the last step.
-@pytest.mark.parametrize("kind", ["token_top2", "token_loss_free"])
+@pytest.mark.parametrize(
+    "kind", ["token_loss_free", pytest.param("token_top2", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 11))]
 )
-def test_a_run_continues_as_if_it_had_never_stopped(
-    config, wholes, monkeypatch, kind, step
-) -> None:
+def test_a_run_continues_as_if_it_had_never_stopped(config, wholes, monkeypatch, kind, step):
     name, files = f"stopped-{kind}-{step}", recipe(config, kind)
     with interrupted(step, monkeypatch, "mttl.commands.train_tasks.build_trainer"):
         train(files, name, *settings(kind))
@@ -98,11 +98,6 @@ def test_the_figures_of_a_hybrid_show_both(hybrid, monkeypatch, capsys) -> None:
 
 def drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> tuple[set[str], str]:
     """Draw a run; return the files and what was printed."""
-    for library in ("matplotlib", "scipy", "sklearn"):
-        pytest.importorskip(library)
-    from mttl.analysis.figures import canvas
-
-    monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     monkeypatch.setenv("COLUMNS", "160")
     capsys.readouterr()
     assert plot.main([str(run.path), "--all"]) == 0

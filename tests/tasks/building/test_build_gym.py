@@ -11,13 +11,7 @@ from helpers.played_build import play
 from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
 from mttl.tasks import sample_files
 from mttl.tasks.building import build_gym
-from mttl.tasks.building.build_gym import (
-    Outcome,
-    build_many,
-    build_task,
-    check_task,
-    count_files,
-)
+from mttl.tasks.building.build_gym import Outcome, build_many, build_task, check_task, count_files
 from mttl.tasks.convert import convert
 from mttl.tasks.folder import SPLITS, Gym
 from mttl.tasks.rows import line_of
