@@ -213,7 +213,7 @@ class CommandTrials:
     jobs: tuple[FewShotJob, ...] = ()
 
     @property
-    def may_change(self) -> tuple[Sequence[str], ...]:
+    def may_change(self) -> tuple[tuple[str, ...], ...]:
         """Settings that may differ between processes, and those that they share."""
         return (plan.MAY_CHANGE, plan.SHARED) if self.jobs else (MAY_CHANGE,)
 

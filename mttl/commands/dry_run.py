@@ -9,6 +9,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning import Callback
 
 from mttl.assembly.build_backbone import architecture, build_tokenizer
 from mttl.assembly.build_router import with_factors

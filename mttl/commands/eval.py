@@ -10,6 +10,7 @@ are. It needs `pip install "lm_eval[hf]"`.
 import argparse
 import json
 import logging
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +52,21 @@ def main(options: argparse.Namespace) -> None:
     if options.include_path is not None and not options.include_path.is_dir():
         raise ConfigError(f"--include-path '{options.include_path}' is not a folder")
     check_libraries("lm_eval", "accelerate")
-    from lm_eval import simple_evaluate  # type: ignore[import-not-found]
-    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
-    from lm_eval.utils import handle_non_serializable, make_table  # type: ignore[import-not-found]
-
+    # Its types are wrong, and it may not be installed.
+    names = ("lm_eval", "lm_eval.tasks", "lm_eval.utils")
+    harness, tasks, tools = (import_module(name) for name in names)
     from mttl.assembly.load_tasks import load_tasks
     from mttl.inference.task_model import TaskModel
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = TaskManager(include_path=options.include_path)
+    manager = tasks.TaskManager(include_path=options.include_path)
     for wanted in options.tasks:
         if not manager.match_tasks([wanted]):
             raise TaskError(f"lm_eval has no task '{wanted}'.{nearest(wanted, manager.all_tasks)}")
     models, _ = load_tasks(options.source, options.adapted, options.backbone)
     with raised_as(TaskError, place, TaskError):
         model = TaskModel(models, name)
-    found: Any = simple_evaluate(
+    found: Any = harness.simple_evaluate(
         harness_model(model, options.batch_size),
         tasks=manager.match_tasks(options.tasks),
         task_manager=manager,
@@ -75,21 +75,21 @@ def main(options: argparse.Namespace) -> None:
         log_samples=False,
     )
     if options.out is not None:
-        write_text(options.out, json.dumps(found, indent=2, default=handle_non_serializable) + "\n")
+        write_text(
+            options.out, json.dumps(found, indent=2, default=tools.handle_non_serializable) + "\n"
+        )
     for part in filter(found.get, ("results", "groups")):
-        make_console().print(make_table(found, part), markup=False, soft_wrap=True)
+        make_console().print(tools.make_table(found, part), markup=False, soft_wrap=True)
 
 
 def harness_model(model: Any, batch_size: int) -> Any:
     """Return a `TaskModel` for lm_eval; ConfigError if routing reads what lm_eval joins or pads."""
-    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found]
-
     run = model.run
     if "prompts" in run.model.router.seen:
         raise ConfigError("the router reads prompts, which lm_eval joins with answers; use predict")
     if run.model.routes_tokens and batch_size > 1:
         raise ConfigError("the run routes tokens, also those of padding; set --batch-size 1")
-    return HFLM(
+    return import_module("lm_eval.models.huggingface").HFLM(
         pretrained=model,
         tokenizer=run.tokenizer,
         backend="causal" if run.decoder_only else "seq2seq",

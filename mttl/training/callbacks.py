@@ -48,7 +48,7 @@ class GracefulStop(Checkpoint):
     def on_test_end(self, *args: Any) -> None:
         self._listening.close()
 
-    on_exception = on_test_end
+    on_exception = on_test_end  # type: ignore[assignment]
 
     def _leave_if_asked(self, trainer: pl.Trainer) -> None:
         asked = self.request.received is not None and not self.last.accumulating

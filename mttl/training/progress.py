@@ -42,7 +42,7 @@ class TrainingProgress(ProgressBar):
             self._bar.stop()
         self._bar = self._training = self._evaluation = None
 
-    on_exception = on_train_end  # so that a message starts on a new line
+    on_exception = on_train_end  # type: ignore[assignment]  # messages start on a new line
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._evaluation = self._count("validating", int(sum(trainer.num_val_batches)))
