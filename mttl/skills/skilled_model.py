@@ -198,7 +198,8 @@ def _note(
 ) -> None:
     ids = inputs.get("input_ids", args[0] if args else None)
     if ids is not None and slot.in_use:
-        slot.current.ids |= dict.fromkeys(stacks, ids)
+        for stack in stacks:
+            slot.current.ids[stack] = ids
 
 
 def finished_rows(

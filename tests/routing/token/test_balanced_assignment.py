@@ -1,7 +1,6 @@
 """Balanced assignment is balanced and optimal."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,8 +42,3 @@ def test_both_solvers_are_balanced_and_optimal(n: int, e: int, seed: int, biased
         assert counts.min() >= n // e
         assert counts.max() <= -(-n // e)
         assert total(scores, columns) >= best - slack
-
-
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"method \('best'\) must be one of auto, scipy"):
-        balanced_assignment(torch.zeros(2, 2), method="best")
