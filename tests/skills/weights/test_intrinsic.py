@@ -148,5 +148,5 @@ def test_draws_are_the_same_everywhere() -> None:
 
 
 def test_a_matrix_that_is_too_large_is_refused() -> None:
-    with pytest.raises(ValueError, match="is too large; use fastfood"):
+    with pytest.raises(ValueError, match="is too large, because it has more than 67,108,864"):
         IntrinsicInventory(1000, 1000, 1, dimension=80, projection="dense")
