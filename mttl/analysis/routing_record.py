@@ -57,7 +57,10 @@ def read_record(folder: str | Path) -> RoutingRecord:
     folder = Path(folder)
     path = folder / "plots" / "routing.npz"
     if not path.is_file():
-        raise CheckpointError(f"'{path}' does not exist; finish the training with --resume")
+        raise CheckpointError(
+            f"'{path}' does not exist. Give the folder of a finished run; finish an interrupted "
+            "one with --resume"
+        )
     names = ("tasks", "groups", "weights", "probabilities")
     tasks, groups, weights, probabilities = read_arrays(path, names).values()
     curves = {

@@ -30,9 +30,9 @@ def download(
             f"the folder '{name}' does not exist; the name of {what} on the hub has the form "
             "OWNER/NAME"
         )
-    only = only and list(only)
+    allowed = None if only is None else list(only)
     try:
-        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=only))
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=allowed))
     except Exception as error:  # the client's errors have no common base
         raise ConfigError(
             f"the folder '{name}' does not exist, and loading it from the model hub failed: "

@@ -221,7 +221,8 @@ class Service:
                     async with asyncio.timeout(max(ends - time.monotonic(), 0.0)):
                         arrived = await pieces.get()
                 except TimeoutError as error:
-                    problem = f"the answer took more than {self.seconds:g} seconds; request less"
+                    problem = f"the answer took more than {self.seconds:g} seconds; request fewer "
+                    problem += "tokens, or try again later"
                     raise ApiError(504, problem, code="timeout") from error
                 if arrived is None:
                     raise ClientDisconnect

@@ -121,7 +121,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen at --host {host} --port {port}: {error}") from error
+        where = f"--host {host} --port {port}"
+        raise ConfigError(f"cannot listen at {where}: {error}. Choose another port") from error
 
 
 class Server(uvicorn.Server):

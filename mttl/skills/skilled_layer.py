@@ -78,7 +78,8 @@ class SkilledLinear(SkilledLayer):
         super().__init__(base, inventory, slot, group)
         if inventory.reads_weight and not isinstance(base, nn.Linear):
             raise ValueError(
-                f"{type(inventory).__name__} needs an nn.Linear, not {type(base).__name__}"
+                f"{type(inventory).__name__} needs an nn.Linear, not {type(base).__name__}; choose "
+                "other targets, or another kind of skill (lora)"
             )
 
     @property

@@ -135,7 +135,8 @@ class IntrinsicInventory(Inventory):
         n_changed = in_features * out_features
         if projection == "dense" and dimension * n_changed > MOST_STORED:
             raise ValueError(
-                f"a dense projection of {dimension} to {n_changed} is too large; use fastfood"
+                f"a dense projection of {dimension} to {n_changed} numbers is too large, because "
+                f"it has more than {MOST_STORED:,} entries; use fastfood"
             )
         self.dimension, self.of, self.projection = dimension, vector, projection
         self.seed, self.init, self.path = seed, init, ""

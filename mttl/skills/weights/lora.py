@@ -105,7 +105,8 @@ class LoRAInventory(ProductInventory):
         self.scale = alpha / (rank**0.5 if rslora else rank) if scale is None else scale
         if shared_down and init in STARTS:
             raise ValueError(
-                f"init ('{init}') needs a separate input factor for every skill: not shared_down"
+                f"init ('{init}') needs a separate input factor for every skill: set shared_down: "
+                "false, or init: zero"
             )
         self.starts = init in STARTS
         if self.starts:

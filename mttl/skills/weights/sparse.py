@@ -230,7 +230,8 @@ class SparseInventory(Inventory):
         size = self.out_features * self.in_features
         if indices.numel() and (indices.min() < 0 or indices.max() >= size):
             raise ValueError(
-                f"indices of a support must be in [0, {size}), the entries of the weight"
+                f"indices of a support must be in [0, {size}), the entries of the weight; got "
+                f"{int(indices.min())} to {int(indices.max())}"
             )
         self.indices = indices.to(self.indices.device).contiguous()
         self.values = nn.Parameter(self.values.new_zeros(indices.shape))
