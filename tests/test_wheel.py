@@ -261,3 +261,16 @@ def test_the_package_is_found_from_the_folder_above_its_clone(source: Path, tmp_
             [own, "-c", code], cwd=here, env=clean(), capture_output=True, text=True
         )
         assert done.stdout == f"{source}/mttl/__init__.py 0.1.0 adapt\n", done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_made_from_an_sdist_is_the_same(wheel: Path, source: Path, tmp_path: Path) -> None:
+    build("build_sdist", source)
+    (packed,) = source.parent.glob("*.tar.gz")
+    shutil.unpack_archive(packed, tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    build("build_wheel", unpacked)
+    (other,) = tmp_path.glob("*.whl")
+    assert not any(tmp_path.glob("*/tests"))
+    names = [sorted(zipfile.ZipFile(path).namelist()) for path in (wheel, other)]
+    assert names[0] == names[1]

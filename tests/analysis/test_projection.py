@@ -61,3 +61,13 @@ def test_umap_gets_few_neighbours_and_a_seed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Recorder))
     assert umap_projection(np.ones((2, 5, 3)), seed=7).shape == (5, 2)
     assert (seen["n_neighbors"], seen["random_state"]) == (4, 7)
+
+
+@pytest.mark.slow
+def test_umap_itself_separates_two_kinds_of_tasks() -> None:
+    pytest.importorskip("umap", reason="needs umap-learn: pip install umap-learn")
+    generator = np.random.default_rng(0)
+    kinds = np.repeat([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], 10, axis=0)
+    points = umap_projection(kinds[None] + generator.normal(scale=0.05, size=(2, 20, 3)))
+    within = np.linalg.norm(points[:10] - points[:10].mean(0), axis=1).max()
+    assert np.linalg.norm(points[:10].mean(0) - points[10:].mean(0)) > within

@@ -1,5 +1,6 @@
 """A film shows an episode, step by step, above its mission."""
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+from envs.film import ACTIONS as NAMES
 from envs.film import SIDE, Episode, film, replay, with_caption
 
 LEVEL, SEED, ACTIONS = "GoToLocal", 3, [0, 2, 2, 1, 5]
@@ -96,3 +98,14 @@ def test_what_cannot_be_filmed_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match=message):
         film([Episode(LEVEL, SEED, [6] * 65)], tmp_path / "episode.gif")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_mp4_has_the_same_frames(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    imageio: Any = importlib.import_module("imageio.v2")
+    film([Episode(LEVEL, SEED, ACTIONS)], tmp_path / "episode.mp4")
+    with imageio.get_reader(tmp_path / "episode.mp4") as video:
+        frames = [np.asarray(frame) for frame in video]
+    lines = [f"step {n} of 5: {NAMES[action]}" for n, action in enumerate(ACTIONS, start=1)]
+    # The codec loses detail: coloured objects are small.
+    check_frames(frames, ACTIONS, ["step 0 of 5", *lines], most=8)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers.command import column, start, train
+from helpers.gyms import TINY_LLAMA, write_config
 from mttl.assembly.trainer import with_shared_batches
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
@@ -34,6 +35,27 @@ def test_a_run_goes_on_with_another_number_of_processes(still: Path) -> None:
     assert (first["batches_per_step"], second["batches_per_step"]) == (2, 3)
     for name, value in second["state_dict"].items():
         torch.testing.assert_close(first["state_dict"][name], value, rtol=1e-3, atol=1e-3, msg=name)
+
+
+@pytest.mark.slow
+def test_a_decoder_only_run_is_that_of_one_process(still: Path) -> None:
+    """Validation after parts of an epoch; tasks drawn; the last step has a row per process."""
+    llama = write_config(
+        still.parent / "llama.yaml",
+        still.parent / "gym",
+        backbone=TINY_LLAMA,
+        router={"relaxed": False},
+        data={"sampler": {"kind": "uniform"}, "max_rows": 4},
+        trainer={"max_steps": -1, "max_epochs": 3, "val_check_interval": 0.5},
+    )
+    process = start(llama, "llama-two", *SIZES, *TWO)
+    one = train(llama, "llama-one", *SIZES)
+    finished(process)
+    two = type(one)(one.path.parent / "llama-two")
+    for name in ("train/loss", "val/loss"):
+        expected = column(one.metrics, name)
+        assert expected
+        assert column(two.metrics, name) == pytest.approx(expected, rel=1e-4), name
 
 
 def test_a_batch_follows_from_the_processes(still: Path) -> None:

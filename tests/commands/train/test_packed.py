@@ -61,6 +61,23 @@ def test_two_processes_train_by_tokens_and_go_on(config: Path) -> None:
         assert torch.equal(found[name], value), name
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sharded_training_packs_as_copies_do(config: Path) -> None:
+    """Tensors that are put together from parts are the same ones: only sums differ, by rounding."""
+    curves = []
+    for strategy in ("ddp", "fsdp2"):
+        steps = ("trainer.max_steps=4", "trainer.val_check_interval=null", "data.validation=none")
+        two = ("trainer.devices=2", f"trainer.strategy={strategy}")
+        process = start(config, f"packed-{strategy}", *SHORT, PACKED, *steps, *two)
+        _, said = process.communicate(timeout=400)
+        assert process.returncode == 0, said
+        run = RunFolder(config.parent / "runs" / f"packed-{strategy}")
+        curves.append(column(run.metrics, "train/loss"))
+    assert len(curves[0]) == 4
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+
+
 def test_experts_are_refused(config: Path) -> None:
     with pytest.raises(ConfigError, match="does not work with section moe"):
         load_config(f"{config}+router/token_top2.yaml", [PACKED])
