@@ -1,5 +1,6 @@
 """Export one level's policy as plain files: weights, sizes, and code that needs no mttl."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def export_policy(run: str | Path, level: str, out: str | Path) -> None:
     model, levels = load_policies(run)
     network = read_settings(read_inventory(run), PolicySettings).policy
     config = {"level": level, "words": WORDS, "network": network_arguments(network, levels)}
-    code = [Path(str(module.__file__)).read_text("utf-8") for module in (policy, exported_policy)]
+    code = [inspect.getsource(module) for module in (policy, exported_policy)]
     imported = f"from {policy.__name__} import Policy\n"
     with new_folder(out) as folder:
         own = model.task_module(levels.index(level))
