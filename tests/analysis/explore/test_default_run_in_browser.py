@@ -95,7 +95,7 @@ def ask(page: Page, text: str) -> str:
     field = page.find("#live-text")
     field.clear()
     field.send_keys(text, ENTER)
-    page.wait(lambda: "PromptExport" not in page.text("#live-answer"), 60)
+    page.wait(lambda: "Asking" not in page.text("#live-answer"), 60)
     return page.text("#live-answer")
 
 

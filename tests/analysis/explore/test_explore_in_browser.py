@@ -38,6 +38,8 @@ def view(crossfit_view: RoutingView, tmp_path_factory: pytest.TempPathFactory) -
     record = replace(crossfit_view.record, folder=folder, tasks=tasks)
     shown = replace(crossfit_view, record=record)
     (folder / "predictions").mkdir(parents=True)
+    (folder / "plots").mkdir()
+    (folder / "plots" / "routing.npz").touch()
     scores = [f'"{task}",test,1,0,EM,{n / 160},9\n' for n, task in enumerate(tasks)]
     (folder / "results.csv").write_text(HEAD + "".join(scores) + "mean,test,all,0,mean,0.5,9\n")
     copies = [f'copy,"{task}",test,1,0,EM,0.1,9\n' for task in tasks]
@@ -47,8 +49,8 @@ def view(crossfit_view: RoutingView, tmp_path_factory: pytest.TempPathFactory) -
         f"step,train/loss,val/score,val/{tasks[1]}/score\n" + "".join(points)
     )
     answers = [
-        {"input": f"{NASTY} {n}", "references": ["yes"], "prediction": "yes" if n % 2 else "no"}
-        for n in range(10)
+        {"sample": 1, "input": f"{NASTY} {n}", "references": ["yes"], "prediction": answer}
+        for n, answer in enumerate(["no", "yes"] * 5)
     ]
     path = folder / "predictions" / f"{tasks[1]}_test.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in answers))
