@@ -32,7 +32,7 @@ def _declare(parser: CommandParser) -> None:
     add("--as", dest="name", required=True, metavar="TASK", help=help)
     help = "tasks, groups or patterns of the harness"
     add("--tasks", required=True, **LIST, metavar="NAME", help=help)
-    help = "folder with further task definitions of the harness"
+    help = "folder of task definitions, instead of the harness's own"
     add("--include-path", type=Path, metavar="DIR", help=help)
     add = parser.work.add_argument
     add("--few-shot", **NATURAL, help="examples before each question (as the tasks define)")
@@ -45,8 +45,8 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Evaluate, print the harness's table and write the results."""
     check_named(options.source, options.adapted)
-    name, place = options.name, f"--as '{options.name}'"
-    with raised_as(TaskError, place, TaskError):
+    name, mistaken = options.name, f"--as '{options.name}'"
+    with raised_as(TaskError, mistaken, TaskError):
         for task in shares_of(name) if name.startswith(MIXTURE) else [name]:
             check_run_task(task, *filter(None, [options.source]), *options.adapted)
     if options.include_path is not None and not options.include_path.is_dir():
@@ -59,12 +59,13 @@ def main(options: argparse.Namespace) -> None:
     from mttl.inference.task_model import TaskModel
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = tasks.TaskManager(include_path=options.include_path)
+    place = options.include_path  # reading all definitions of the harness takes half a minute
+    manager = tasks.TaskManager(include_path=place, include_defaults=place is None)
     for wanted in options.tasks:
         if not manager.match_tasks([wanted]):
             raise TaskError(f"lm_eval has no task '{wanted}'.{nearest(wanted, manager.all_tasks)}")
     models, _ = load_tasks(options.source, options.adapted, options.backbone)
-    with raised_as(TaskError, place, TaskError):
+    with raised_as(TaskError, mistaken, TaskError):
         model = TaskModel(models, name)
     found: Any = harness.simple_evaluate(
         harness_model(model, options.batch_size),

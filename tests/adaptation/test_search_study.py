@@ -95,25 +95,25 @@ def test_other_seeds_and_jobs_begin_anew(tmp_path: Path) -> None:
     assert other.seen == first.seen[:1]
 
 
-@pytest.mark.parametrize("storage", ["sqlite:///{}/study.db", "{}/study.log"])
-def test_processes_share_the_trials_of_a_storage(tmp_path: Path, storage: str) -> None:
+@pytest.mark.parametrize(("storage", "n"), [("sqlite:///{}/study.db", 4), ("{}/study.log", 12)])
+def test_processes_share_the_trials_of_a_storage(tmp_path: Path, storage: str, n: int) -> None:
     """One after another, as by one process; and one while another evaluates a trial."""
-    whole, first, second = Evaluator(), Evaluator(interrupt_at=5), Evaluator()
-    expected, storage = search(tmp_path / "whole", whole, 12), storage.format(tmp_path)
+    whole, first, second = Evaluator(), Evaluator(interrupt_at=n // 2), Evaluator()
+    expected, storage = search(tmp_path / "whole", whole, n), storage.format(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        search(storage, first, 12, place="one")
-    assert search(storage, second, 12, place="two") == expected
+        search(storage, first, n, place="one")
+    assert search(storage, second, n, place="two") == expected
     assert first.seen + second.seen == whole.seen  # each once, with the same scores
     within: list[Any] = []
     outer, inner = Evaluator(), Evaluator()
 
     def evaluate(values: Values) -> tuple[float, TrialResults]:
-        within.extend(search(storage, inner, 6, seed=14, place="two"))
+        within.extend(search(storage, inner, n, seed=14, place="two"))
         return outer(values)
 
-    found = search(storage, evaluate, 6, seed=14, place="one")
+    found = search(storage, evaluate, n, seed=14, place="one")
     assert [values for values, _ in found] == outer.seen + inner.seen
-    assert (found[1:], len(found)) == (within, 6)
+    assert (found[1:], len(found)) == (within, n)
 
 
 def test_a_killed_process_gives_its_trial_back(tmp_path: Path) -> None:

@@ -122,5 +122,7 @@ def test_the_harness_scores_likelihoods_and_answers(model, plain, run, tmp_path)
     assert EVAL.main([*given, "--out", str(tmp_path / "scores.json")]) == 0
     best = [max(range(3), key=expected[start : start + 3].__getitem__) for start in (0, 3)]
     hits = [choice == row["label"] for choice, row in zip(best, ROWS, strict=True)]
+    with pytest.raises(TaskError, match=r"has no task 'tiny_choce'\. Did you mean 'tiny_choice'"):
+        EVAL.main([*given[:4], "tiny_choce", *given[5:]])
     scores = json.loads((tmp_path / "scores.json").read_text())["results"]["tiny_choice"]
     assert scores["acc,none"] == sum(hits) / 2

@@ -22,7 +22,6 @@ from mttl.peft_format.vllm import vllm_rank
 ROUNDING = 1e-5  # float32 arithmetic in another order
 
 
-@torch.no_grad()
 def test_the_printed_command_names_what_answers_as_the_run(tmp_path: Path) -> None:
     """Each task is the base and its LoRA, loaded by PEFT, and asked by the chat template."""
     skills, out = {"rank": 3, "mix": "outputs", "n_skills": 4}, tmp_path / "served"
@@ -41,14 +40,15 @@ def test_the_printed_command_names_what_answers_as_the_run(tmp_path: Path) -> No
     for task, path in named.items():
         given = {"add_generation_prompt": True, "task": task, "chat_template": template}
         ids = tokenizer.apply_chat_template(asked, return_tensors="pt", **given)["input_ids"]
-        prefix = run.form.prompt_prefix(task)
-        assert ids.tolist() == run.encoder.prompts(QUESTIONS[:1], [prefix])
+        prompt = run.form.text(task, QUESTIONS[0]), run.form.prompt_prefix(task)
+        assert ids.tolist() == run.encoder.prompts(*([part] for part in prompt))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             base = AutoModelForCausalLM.from_pretrained(words[2], dtype="float32")
             adapted = peft.PeftModel.from_pretrained(base, path).eval()
-        expected = run.model(run.task_ids([task]), input_ids=ids).logits
-        assert relative_error(adapted(input_ids=ids).logits, expected) < ROUNDING
+        with torch.no_grad():
+            expected = run.model(run.task_ids([task]), input_ids=ids).logits
+            assert relative_error(adapted(input_ids=ids).logits, expected) < ROUNDING
 
 
 def test_what_vllm_cannot_serve_is_refused() -> None:
