@@ -309,7 +309,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (folder / "adapt-all" / "results.jsonl").write_text(lines)
     for given, message in (
         (("--method", "mine"), "--method 'mine' must be NAME=FILE"),
-        (("--method", "a/b=x.yaml"), "a name of letters and digits"),
+        (("--method", "a/b=x.yaml"), "NAME of letters and digits"),
         (("--method", "shared=x.yaml"), "--method shared: another method has this name; choose a"),
         (
             ("-c", str(config), "--methods", "polytropon", "--method", "mine=gone.yaml"),

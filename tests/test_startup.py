@@ -176,7 +176,7 @@ NAMES = {
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
     "import": [(["none", "--out", "x"], "the folder 'none' does not exist")],
     "library": [(["list", "EMPTY"], "is not a library")],
-    "convert": [(["none.gguf", "--out", "x"], "the file 'none.gguf' does not exist")],
+    "convert": [(["none.gguf", "--out", "x"], "'none.gguf' does not exist")],
     "babyai record": [
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")
     ],

@@ -289,10 +289,10 @@ def test_few_examples_choose_their_start_by_leave_one_out(run: Path, caplog) -> 
             choice = one.choose("start", [text], ["a", "b"], per_token=True)[0]
             right.append(choice.answer == answer)
             sure.append(choice.probabilities[answer])
-        by_hand[init] = (sum(right) / 3, pytest.approx(sum(sure) / 3))
+        by_hand[init] = (sum(right) / 4, pytest.approx(sum(sure) / 4))
     assert by_hand[estimate.init] == (estimate.score, estimate.confidence)
     assert estimate.score == found.result.dev == max(score for score, _ in by_hand.values())
-    assert f"leave-one-out on 3 examples: score {100 * estimate.score:.0f} %, con" in caplog.text
+    assert f"leave-one-out on 4 examples: score {100 * estimate.score:.0f} %, con" in caplog.text
     # Then all examples are trained on.
     last = mttl.adapt_to(
         *(run, pairs), dev=pairs, task="start", options=["a", "b"], init=estimate.init, **settings

@@ -362,7 +362,7 @@ def test_the_card_of_a_merge_asks_as_the_run(asked: Path, tmp_path: Path) -> Non
         assert len({*answers}) > 1
     card = (tmp_path / "--task" / "README.md").read_text()
     scored = {(row["task"], row["split"]) for row in scores_of(asked, ["reverse"])}
-    assert scored == {("reverse", "dev"), ("reverse", "test")}
-    assert "| reverse | dev | ACC | " in card
+    assert scored == {("reverse", "test")}
+    assert "| reverse | test | ACC | " in card
     assert ("chat template formats" in card) == ("torch.tensor" not in card)
     assert f"The task `reverse` of `{asked}`" in card

@@ -105,7 +105,7 @@ class Broken:
     np_random = np.random.default_rng(0)
 
     def __init__(self, game: Any, where: str) -> None:
-        self.game, self.where = game, where
+        self.game, self.where, self.unwrapped = game, where, game
 
     def step(self, action: int) -> Any:
         if self.where == "step":
