@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -45,7 +45,7 @@ class SkilledModel(nn.Module):
         if lists or any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
 
-    def with_router(self, router: TaskRouter) -> Self:
+    def with_router(self, router: TaskRouter) -> "SkilledModel":
         """Return a model with another router of the same sizes; all else is shared."""
         model = copy.copy(self)
         model._modules = {**self._modules, "router": router}
