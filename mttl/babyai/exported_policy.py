@@ -36,10 +36,8 @@ class Player:
     @torch.no_grad()
     def __call__(self, observation, *, begins):
         image = torch.as_tensor(observation["image"])[None, None]
-        mission, index = (
-            torch.tensor([self.tokens(observation["mission"])]),
-            torch.zeros(1, 1).long(),
-        )
+        mission = torch.tensor([self.tokens(observation["mission"])])
+        index = torch.zeros(1, 1, dtype=torch.long)
         given = image, mission, index, self.memory, torch.tensor([[begins]])
         logits, _, self.memory = self.policy(*given)
         return logits[0, 0]

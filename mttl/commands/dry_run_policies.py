@@ -43,9 +43,8 @@ def dry_run(config: BabyAIConfig) -> None:
         if not problem:
             trainer.fit(learning.module, datamodule=data)
             seconds = (watch.ends[warm + timed] - watch.ends[warm]) / timed
-            pace = (
-                f"{seconds:.2g} s per step, about {seconds * n_steps / 60:,.0f} minutes for all; "
-            )
+            minutes = seconds * n_steps / 60
+            pace = f"{seconds:.2g} s per step, about {minutes:,.0f} minutes for all; "
             pace += f"from {warm + timed} steps on one device, without evaluation"
             mib = torch.cuda.max_memory_allocated() / 2**20 or peak_memory(os.getpid())
             memory = f"{mib / 2**10:.2f} GiB at the peak of these steps"

@@ -130,7 +130,10 @@ class Routing:
         """View a layer's input (R, …, I) as tokens in the order of the segments."""
         tokens = x.flatten(0, -2)
         if len(tokens) != sum(self.segments):
-            raise ValueError("this backbone changes the number of tokens, which cannot be packed")
+            raise ValueError(
+                "this backbone changes the number of tokens, which cannot be packed; remove "
+                "data.packed_length"
+            )
         return tokens
 
     def repeat(self, values: Float[Tensor, "B *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
