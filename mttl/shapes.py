@@ -11,7 +11,9 @@
 | `H` | heads: blocks of features that are routed apart |
 | `r` | rank of a low-rank skill |
 | `G` | routed groups: layers that share one routing row |
-| `V` | vocabulary |
+| `V` | vocabulary; of dependency trees, words and the root |
+| `W` | words of a text |
+| `C` | classes: tags, labels or relations |
 | `E` | experts of a layer that routes tokens |
 | `N` | tokens of a layer's input: rows × positions |
 | `P` | pairs of a token and an expert that was chosen for it |

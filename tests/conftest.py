@@ -21,7 +21,8 @@ from helpers.shapes import check_shapes
 
 # Every annotated shape in these rooms is checked on every call that their own tests make; others
 # would only be slower. The hook has to come before the first import of a room.
-CHECKED = ["mttl.skills", "mttl.routing", "mttl.aggregation", "mttl.moe", "mttl.babyai.rl"]
+CHECKED = ["mttl.skills", "mttl.heads", "mttl.routing", "mttl.aggregation", "mttl.moe"]
+CHECKED += ["mttl.babyai.rl"]
 check_shapes(CHECKED)
 ROOMS = tuple(Path(__file__).parent.joinpath(*room.split(".")[1:]) for room in CHECKED)
 

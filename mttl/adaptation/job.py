@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ from mttl.adaptation.fine_tune import AdaptationHistory, best_task, fine_tune, r
 from mttl.adaptation.gradient_free import compose
 from mttl.adaptation.modes import adapted, count_trained, kept_state, row_starts
 from mttl.adaptation.plan import FewShotJob, FewShotResult
+from mttl.assembly.build_heads import check_heads, new_heads
 from mttl.config.data_schema import Data
 from mttl.config.schema import Config
 from mttl.config.section import AS_TRAINED
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
+from mttl.heads.task_heads import TaskHeads
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import ConfigError
 from mttl.metrics.crossfit import ignored_differences
@@ -92,6 +95,11 @@ class JobRun:
             loss=config.loss,
         ).to(next(model.parameters()).device)
         self.form, search = PromptForm.of(config.data), config.generation
+        form = gym.head(job.task)
+        self.heads = new_heads(model, form, config.heads, job.task)
+        if form is not None:
+            check_heads(config)
+            self.form = self.form.model_copy(update={"task_heads": {job.task: form}})
         if config.adapt.mode == "in_context":
             self.form = self._with_examples()
         form = self.form
@@ -130,7 +138,7 @@ class JobRun:
                 row, begun_as = torch.tensor([[float(nearest)]]), tasks[nearest] if tasks else None
             with (
                 seeded(self.job.seed, self.module.device),
-                adapted(model, adapt.mode, init=init, rows=row),
+                adapted(model, adapt.mode, init=init, rows=row, heads=deepcopy(self.heads)),
             ):
                 found = self._fit_and_score(best, begun_as, score_test, on_step)
                 if found is not None:
@@ -159,7 +167,14 @@ class JobRun:
             )
         # Small batches allow to drop bad tasks early.
         rows = self._rows(batch_size=min(8, self.config.data.eval_batch_size))
-        return best_task(self.module, rows.train_dataloader(), self._precision())
+        model = self.module.model
+        trained = model.heads
+        if self.heads is not None:
+            model.heads = TaskHeads([self.heads.of_task[0]] * model.router.n_tasks)
+        try:
+            return best_task(self.module, rows.train_dataloader(), self._precision())
+        finally:
+            model.heads = trained
 
     def _fit_and_score(
         self,

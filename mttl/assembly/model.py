@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from mttl.assembly.attachment_probe import AttachmentProbe
 from mttl.assembly.build_backbone import build_backbone, build_tokenizer, check_vocabulary
+from mttl.assembly.build_heads import build_heads
 from mttl.assembly.build_moe import build_experts
 from mttl.assembly.build_router import build_router, count_skills
 from mttl.assembly.saved_run import Built
@@ -27,7 +28,7 @@ from mttl.config.skills_schema import Aggregation, Fusion, kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.record import as_row
-from mttl.models.backbone import is_decoder_only
+from mttl.models.backbone import freeze_unread, is_decoder_only
 from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing.context import RoutingSlot
@@ -39,6 +40,7 @@ from mttl.skills.inventory import Inventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
+from mttl.tasks.head_form import HeadForm
 from mttl.tasks.record_template import RecordTemplate
 from mttl.training.precision import answering_precision
 
@@ -47,8 +49,10 @@ _log = logging.getLogger(__name__)
 FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
 
 
-def build_model(config: Config, tasks: Sequence[str]) -> Built:
-    """Build the backbone, skills and router for some tasks, in training mode.
+def build_model(
+    config: Config, tasks: Sequence[str], heads: Mapping[str, HeadForm] | None = None
+) -> Built:
+    """Build the backbone, skills, router and heads for some tasks, in training mode.
 
     The dropout of a frozen backbone is active, as in fine-tuning. Raises a `ConfigError` if a part
     cannot be built or nothing is trained, and a `CheckpointError` if the skills of an earlier run
@@ -58,7 +62,7 @@ def build_model(config: Config, tasks: Sequence[str]) -> Built:
         raise ConfigError("\n".join(problems))
     # With a sharded model, the first process sends its weights to the others.
     empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
-    built = build(config, tasks, empty=empty)
+    built = build(config, tasks, empty=empty, heads=heads)
     if not empty:
         load_source(built.model, config)
     built.model.train()
@@ -175,6 +179,7 @@ def inventory_settings(
     descriptions: Mapping[str, str | None] | None = None,
     options: Mapping[str, Sequence[str]] | None = None,
     templates: Mapping[str, RecordTemplate | None] | None = None,
+    heads: Mapping[str, HeadForm] | None = None,
 ) -> dict[str, Any]:
     """Return the settings that a saved inventory needs to rebuild its model, as JSON."""
     names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
@@ -187,6 +192,7 @@ def inventory_settings(
     by_task: dict[str, Any] = {"task_descriptions": descriptions, "task_options": options}
     kept = {task: as_row(one) for task, one in (templates or {}).items() if one}
     by_task["task_templates"] = kept
+    by_task["task_heads"] = {task: as_row(head) for task, head in (heads or {}).items()}
     return own | {"data": form | {name: texts for name, texts in by_task.items() if texts}}
 
 
@@ -196,6 +202,7 @@ def build(
     *,
     trained: bool = False,
     empty: bool = False,
+    heads: Mapping[str, HeadForm] | None = None,
     check: Callable[[PreTrainedModel], None] = lambda network: None,
 ) -> Built:
     """Build a model ready for answering; ``check`` receives the bare backbone."""
@@ -205,7 +212,8 @@ def build(
     check_vocabulary(backbone, tokenizer, network)
     check(network)
     form = settings.data if isinstance(settings, ModelSettings) else PromptForm.of(settings.data)
-    own = network.generation_config
+    form = form.model_copy(update={"task_heads": heads}) if heads else form
+    own = getattr(network, "generation_config", None)  # encoders have none
     if form.template == "chat":
         encoder = form.encoder(tokenizer, decoder_only=is_decoder_only(network))
         assert own is not None
@@ -214,6 +222,9 @@ def build(
         values = ", ".join(f"{name} {getattr(own, name)}" for name in sorted(ignored))
         _log.info("generation settings of the backbone that are not applied: %s", values)
     model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
+    model.heads = build_heads(form.task_heads, tasks, settings.heads, network)
+    if model.heads is not None:
+        freeze_unread(network)
     if backbone.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     if backbone.compile:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from mttl.assembly.build_backbone import found_again
 from mttl.checkpoints.saved_inventory import SavedInventory, read_inventory
 from mttl.config.backbone_schema import Backbone
+from mttl.config.heads_schema import Heads
 from mttl.config.moe_schema import MoE
 from mttl.config.schema import Generation
 from mttl.config.section import Section
@@ -21,7 +22,7 @@ from mttl.plugins.classes import PluginError
 
 S = TypeVar("S", bound=Section)
 # Sections that adaptation takes from the run instead of the configuration.
-OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation")
+OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation", "heads")
 _ABSENT = object()
 
 
@@ -33,6 +34,7 @@ class ModelSettings(Section):
     router: Router
     moe: MoE | None = None
     aggregation: Aggregation = Mixture()
+    heads: Heads = Heads()
     data: PromptForm = PromptForm()
     generation: Generation = Generation()
     precision: str = "32-true"

@@ -37,6 +37,12 @@ def skill_tensors(model: Model) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.values()}
 
 
+def head_tensors(model: Model) -> dict[str, Tensor]:
+    """Return the tensors of all heads, named ``<task id>.<parameter>``; empty without heads."""
+    heads = getattr(model, "heads", None)
+    return {} if heads is None else {k: v.detach() for k, v in heads.of_task.state_dict().items()}
+
+
 def router_tensors(model: Model) -> dict[str, Tensor]:
     """Return parameters and buffers of the task router, and of the token routers by layer."""
     tensors = {name: tensor.detach() for name, tensor in model.router.state_dict().items()}

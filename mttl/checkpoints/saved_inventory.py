@@ -11,7 +11,7 @@ digest of the source in ``meta.json``; it is read as a complete inventory.
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from mttl.checkpoints.inventory_files import (
 from mttl.checkpoints.model_tensors import (
     Model,
     fingerprint,
+    head_tensors,
     own_parameters,
     router_tensors,
     skill_tensors,
@@ -60,6 +61,7 @@ class SavedInventory:
     skills: dict[str, Tensor]
     router: dict[str, Tensor]
     backbone: dict[str, Tensor] | None
+    heads: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def places(self) -> dict[str, str]:
@@ -110,7 +112,7 @@ def save_inventory(
         {name: for_first(tensor) for name, tensor in part.items()} for part in tensors
     )
     if rank() == 0:
-        parts = skills, router, backbone if backbone_trained else None
+        parts = skills, router, backbone if backbone_trained else None, head_tensors(model)
         write_inventory(SavedInventory(Path(folder), facts, tuple(tasks), *parts))
 
 
@@ -139,6 +141,8 @@ def write_inventory(inventory: SavedInventory) -> None:
         write_tensors(new / "router.safetensors", inventory.router)
         if inventory.backbone is not None:
             write_tensors(new / "backbone.safetensors", inventory.backbone)
+        if inventory.heads:
+            write_tensors(new / "heads.safetensors", inventory.heads)
         write_facts(new, inventory.meta, inventory.tasks)
 
 
@@ -168,6 +172,8 @@ def save_adapted_inventory(
     }
     folder.mkdir(parents=True)
     write_tensors(folder / "router.safetensors", router_tensors(model))
+    if heads := head_tensors(model):
+        write_tensors(folder / "heads.safetensors", heads)
     parts = {"skills": (skill_tensors(model), source.skills)}
     if backbone_trained:
         parts["backbone"] = (parameters, source.backbone or {})
@@ -198,7 +204,8 @@ def read_inventory(folder: str | Path, source: str | Path | None = None) -> Save
     router, backbone = _read_part(folder, "router", None), None
     if meta["backbone"]["trained"]:
         backbone = _read_part(folder, "backbone", base and (base.backbone or {}))
-    return SavedInventory(folder, meta, read_names(folder), skills, router, backbone)
+    heads = _read_part(folder, "heads", {})
+    return SavedInventory(folder, meta, read_names(folder), skills, router, backbone, heads)
 
 
 def _read_part(folder: Path, name: str, below: dict[str, Tensor] | None) -> dict[str, Tensor]:
@@ -235,7 +242,8 @@ def load_into(model: Model, saved: SavedInventory) -> None:
     If the backbone differs, or tensors are missing, unexpected or of other shapes, nothing is
     copied, and the `CheckpointError` lists them.
     """
-    _load(model, saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
+    parts = {"skills": skill_tensors(model), "router": router_tensors(model)}
+    _load(model, saved, parts | {"heads": head_tensors(model)})
 
 
 def load_skills(model: SkilledModel, saved: SavedInventory) -> None:

@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning import Callback
 
 from mttl.assembly.build_backbone import architecture, build_tokenizer
+from mttl.assembly.build_heads import task_heads
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model
 from mttl.assembly.planning.fake_model import fake_model
@@ -22,6 +23,7 @@ from mttl.commands.train_tasks import build_module, dated, fitted
 from mttl.config.schema import Config, Trainer
 from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule
+from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 from mttl.training.task_embeddings import embed_tasks
@@ -36,6 +38,10 @@ def dry_run(config: Config) -> None:
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     config = with_shared_batches(fitted(dated(config, folder, resume=False)), n_processes)
     gym, tasks = training_tasks(config)
+    if task_heads(gym, tasks):
+        raise ConfigError(
+            "--dry-run does not plan tasks with heads; train a few steps: -k trainer.max_steps=10"
+        )
     config = with_factors(config, gym, tasks)
     cached = {"cache_dir": str(cache_folder(config)), "global_batch_size": None}
     data = TextToTextDataModule(

@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from datasets import Dataset
 
 from mttl.assembly.build_backbone import architecture, build_tokenizer, check_packable
+from mttl.assembly.build_heads import check_heads, task_heads
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.saved_run import Built
@@ -123,7 +124,10 @@ def train(config: Config, *, resume: bool = False) -> None:
     metrics = {task: gym.metric(task) for task in tasks}
     samples = [(task, config.data.samples) for task in tasks]
     own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
-    options = wanted_options(gym, samples, config.generation.mode)
+    heads = task_heads(gym, tasks)
+    if heads:
+        check_heads(config)
+    options = {} if heads else wanted_options(gym, samples, config.generation.mode)
     for task, split, sample in product(tasks, config.data.evaluate, config.data.samples):
         rows = gym.rows(task, split, sample)  # finds malformed files before training
         if missing := missing_options(options.get(task, ()), rows):
@@ -133,7 +137,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
     config = with_factors(config, gym, tasks)
-    built = build_model(config, tasks)
+    built = build_model(config, tasks, heads)
     check_positions(
         getattr(built.model.backbone.config, "max_position_embeddings", None),
         decoder_only=is_decoder_only(built.model.backbone),
@@ -149,6 +153,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         decoder_only=is_decoder_only(built.model.backbone),
         seed=config.run.seed,
         own_steps=own_steps,
+        form=built.form,
     )
     step = step_to_start_from(folder, text, resume=resume)
     module = build_module(config, built, metrics)
@@ -164,8 +169,9 @@ def train(config: Config, *, resume: bool = False) -> None:
     open_loggers(trainer, text)
     if trainer.is_global_zero:
         write_text(folder.config, text)
-        n_generated = len(tasks) - len(options)
-        console.print(f"scored options: {len(options)} tasks; generated: {n_generated}")
+        if not heads:
+            n_generated = len(tasks) - len(options)
+            console.print(f"scored options: {len(options)} tasks; generated: {n_generated}")
         console.print(attachment_table(built.attachment, built.model, built.token_layers))
     start = folder.last if step else None
     trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
@@ -192,7 +198,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     if trainer.is_global_zero or is_sharded(built.model):  # all processes gather the shards
         shown = {task: gym.description(task) for task in tasks if config.data.descriptions}
         templates = {task: gym.template(task) for task in tasks}
-        settings = inventory_settings(config, shown or None, options, templates)
+        settings = inventory_settings(config, shown or None, options, templates, heads)
         built.save_skills(folder.skills, settings)
         if groups := built.attachment.groups:
             attention = None

@@ -57,6 +57,8 @@ class _AnyOptim(Section):
     """Learning rate of a trained backbone; by default `lr`."""
     token_router_lr: PositiveFloat | None = None
     """Learning rate of token routers and of fusion attention; by default `lr`."""
+    heads_lr: PositiveFloat | None = None
+    """Learning rate of task heads; by default `lr`."""
     up_lr_ratio: PositiveFloat = 1.0
     """Learning-rate ratio of the second to the first low-rank factor (LoRA+)."""
     weight_decay: NonNegative = 0.01

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 from mttl.config.backbone_schema import Backbone
 from mttl.config.capabilities import missing_features
 from mttl.config.data_schema import Data
+from mttl.config.heads_schema import Heads
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.plugin_section import PluginKinds, PluginSection
@@ -362,6 +363,8 @@ class Config(Section):
     """Combination of the selected skills."""
     moe: MoE | None = None
     """Mixture of experts per token, in addition to or instead of skills."""
+    heads: Heads = Heads()
+    """Heads of tasks that do not generate their answers."""
     optim: Optim
     """Optimizer and learning rates."""
     loss: Annotated[PluginSection, PluginKinds(LOSSES)] | None = None

@@ -76,18 +76,25 @@ class EvalCollator(TrainCollator):
         return {
             **super().__call__(shown),
             "generation_inputs": padded_inputs(prompts, self.pad_id, left=self.decoder_only),
-            "references": [list(row["references"]) for row in rows],
-            "inputs": [row["input"] for row in rows],
-            "sources": [
-                {
-                    "input": row["input"][row["prefix_length"] :],
-                    "columns": json.loads(row["columns"] or "{}"),
-                }
-                for row in rows
-            ],
-            "samples": [row["sample"] for row in rows],
-            "rows": [row["row"] for row in rows],
+            **scored_fields(rows),
         }
+
+
+def scored_fields(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an evaluation batch for scoring."""
+    return {
+        "references": [list(row["references"]) for row in rows],
+        "inputs": [row["input"] for row in rows],
+        "sources": [
+            {
+                "input": row["input"][row["prefix_length"] :],
+                "columns": json.loads(row["columns"] or "{}"),
+            }
+            for row in rows
+        ],
+        "samples": [row["sample"] for row in rows],
+        "rows": [row["row"] for row in rows],
+    }
 
 
 class PackedSequences:

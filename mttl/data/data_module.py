@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Data
 from mttl.data.collate import EvalCollator, PackedCollator, TrainCollator, pad_id_of
+from mttl.data.headed import HeadedCollator
 from mttl.data.loader import ResumableLoader
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
@@ -139,12 +140,18 @@ class TextToTextDataModule(pl.LightningDataModule):
                 100 * padding_share(batches, stacks, packed),
             )
         form = pad_id_of(self.tokenizer), self.decoder_only
-        collate = TrainCollator(*form) if packed is None else PackedCollator(*form, packed)
+        read = ["input_ids", "labels", "task_id"]
+        if self.form.task_heads:
+            collate = HeadedCollator(form[0])
+            read += ["word_starts", "second", "references"]
+        else:
+            collate = TrainCollator(*form) if packed is None else PackedCollator(*form, packed)
         counted: dict[str, Any] = {}
         if n_parts > 1 or data.global_batch_size is not None:
             counted = {"n_targets": collate.n_targets, "n_parts": n_parts}
-        read = rows.select_columns(["input_ids", "labels", "task_id"])
-        loader = ResumableLoader(read, sampler, collate_fn=collate, **counted, **self._options)
+        loader = ResumableLoader(
+            rows.select_columns(read), sampler, collate_fn=collate, **counted, **self._options
+        )
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
             self._position_to_load = {}  # later calls of fit start at the beginning
@@ -170,7 +177,9 @@ class TextToTextDataModule(pl.LightningDataModule):
         return DataLoader(
             rows,  # pyright: ignore
             batch_sampler=batches,  # pyright: ignore
-            collate_fn=EvalCollator(pad_id_of(self.tokenizer), self.decoder_only),
+            collate_fn=HeadedCollator(pad_id_of(self.tokenizer), evaluated=True)
+            if self.form.task_heads
+            else EvalCollator(pad_id_of(self.tokenizer), self.decoder_only),
             # The loader draws seeds for workers; its own generator keeps the noise of training
             # independent of validations.
             generator=torch.Generator().manual_seed(self.seed),

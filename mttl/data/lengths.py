@@ -8,6 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Data
+from mttl.data.headed import HeadedEncoder
 from mttl.data.prepare import AT_ONCE, described
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import ConfigError
@@ -40,7 +41,9 @@ def with_lengths(
     limits = np.array([data.max_input_length, data.max_output_length])
     if data.fit_lengths:
         wanted = np.max([_long(lengths) for lengths in found.values()], 0)
-        limits = np.minimum(limits, -(-wanted // _MULTIPLE) * _MULTIPLE)
+        # Heads have no answers in tokens.
+        fitting = np.where(wanted > 0, -(-wanted // _MULTIPLE) * _MULTIPLE, limits)
+        limits = np.minimum(limits, fitting)
         if n_positions is not None:
             limits[1] = min(limits[1], n_positions // 2 if decoder_only else n_positions)
             limits[0] = min(limits[0], n_positions - limits[1] * decoder_only)
@@ -70,14 +73,21 @@ def _lengths(
     whole = {"max_input_length": _NO_LIMIT, "max_output_length": _NO_LIMIT}
     form = described(PromptForm.of(data), gym, [task]).model_copy(update=whole)
     encoder, prefix = form.encoder(tokenizer, decoder_only=decoder_only), form.prompt_prefix(task)
+    head, headed = gym.head(task), HeadedEncoder(tokenizer, _NO_LIMIT)
     splits = {*data.split.split("+"), *({data.validation} - {"none"}), *data.evaluate}
     files = {gym.file(task, split, sample) for split in splits for sample in data.samples}
     lengths: list[tuple[int, int]] = []
     for file in sorted(files):
         source = RowFile.scan(file).rows(MOST_ROWS)
         while rows := list(islice(source, AT_ONCE)):
+            if head is not None:
+                found = [headed.encode(head, row.input, prefix)[0].input_ids for row in rows]
+                lengths += [(len(ids), 0) for ids in found]
+                continue
             texts = [prefix.text + row.input for row in rows]
             prompts = encoder.prompts(texts, [prefix] * len(rows))
             answers = encoder.answers([row.outputs[0] for row in rows])
             lengths += zip(map(len, prompts), map(len, answers), strict=True)
-    return np.array(lengths)
+    found = np.array(lengths)
+    # Trees have no cut rows.
+    return found if head is None or head.kind != "tree" else np.full_like(found, found.max(0))

@@ -16,14 +16,16 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import PromptPrefix, TextEncoder, tokenizer_identity
+from mttl.data.headed import HeadedEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.tasks.folder import Gym
+from mttl.tasks.head_form import HeadForm
 from mttl.tasks.rows import RowFile
 
 _log = logging.getLogger(__name__)
 
 # Increase it when columns, text format or encoding change.
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 # Rows tokenised and written together.
 AT_ONCE = 1000
@@ -39,6 +41,8 @@ COLUMNS = Features(
         "references": List(Value("string")),
         "input_ids": List(Value("int32")),
         "labels": List(Value("int32")),
+        "word_starts": List(Value("int32")),
+        "second": Value("int32"),
     }
 )
 
@@ -74,7 +78,9 @@ def prepare(
     sources = _read_sources(gym, tasks, split, samples)
     form = described(form, gym, tasks)
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
-    build = partial(_build, sources, prompt_prefixes, encoder, max_rows)
+    heads = [form.task_heads.get(task) for task in tasks]
+    headed = HeadedEncoder(tokenizer, form.max_input_length) if any(heads) else None
+    build = partial(_build, sources, prompt_prefixes, encoder, max_rows, heads, headed)
     if cache_dir is None:
         return _with_log(in_memory(build, COLUMNS))
     settings = {
@@ -87,6 +93,7 @@ def prepare(
         "lengths": [form.max_input_length, form.max_output_length],
         "max_rows": max_rows,
         "truncate": form.truncate,
+        "heads": [None if head is None else head.text() for head in heads],
     }
     if form.template == "chat":  # the template's text, which may contain the date
         settings["frames"] = [encoder.frame(*prefix[1:]) for prefix in prompt_prefixes]
@@ -125,6 +132,8 @@ def _build(
     prompt_prefixes: Sequence[PromptPrefix],
     encoder: TextEncoder,
     max_rows: int | None,
+    heads: Sequence[HeadForm | None],
+    headed: HeadedEncoder | None,
     write: Write,
 ) -> str:
     """Write all rows in chunks, and return a description of truncated texts."""
@@ -139,7 +148,17 @@ def _build(
         before = [prompt_prefixes[task] for task in tasks]
         inputs = [prefix.text + row.input for prefix, row in zip(before, read, strict=True)]
         answers = [row.outputs[0] for row in read]
-        unknown.update(encoder.lost_characters(answers))
+        if headed is None:
+            unknown.update(encoder.lost_characters(answers))
+            encoded = {
+                "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
+                "labels": encoder.answers(answers, lost["max_output_length"]),
+                "word_starts": [[]] * len(some),
+                "second": [0] * len(some),
+            }
+        else:
+            forms = [heads[task] for task in tasks]
+            encoded = headed.columns(forms, read, before, lost["max_input_length"])
         write(
             {
                 "row": range(n_written, n_written + len(some)),
@@ -149,8 +168,7 @@ def _build(
                 "prefix_length": [len(prefix.text) for prefix in before],
                 "columns": [json.dumps(row.columns) if row.columns else "" for row in read],
                 "references": [list(row.outputs) for row in read],
-                "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
-                "labels": encoder.answers(answers, lost["max_output_length"]),
+                **encoded,
             }
         )
         n_written += len(some)

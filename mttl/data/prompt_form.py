@@ -4,7 +4,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from string import ascii_lowercase
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import PositiveInt
 from transformers import PreTrainedTokenizerBase
@@ -14,15 +14,21 @@ from mttl.config.section import Section
 from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.io.errors import ConfigError, TaskError
+from mttl.tasks.head_form import HeadForm
 from mttl.tasks.record_template import RecordTemplate
 
 _CODE_LETTERS = 6
 # Fields with entries for single tasks.
-BY_TASK = ("task_descriptions", "task_options", "task_examples", "task_templates")
+BY_TASK = ("task_descriptions", "task_options", "task_examples", "task_templates", "task_heads")
 
 
 class PromptForm(Section):
     """Format of inputs and answers; part of a saved inventory's settings."""
+
+    lacks: ClassVar = dict.fromkeys(
+        ("merges", "averages", "exports_lora", "exports_inventory", "generates"),
+        ("headed", "these tasks have heads, which only mttl predict applies"),
+    )
 
     prefix: TaskPrefix = "name"
     """Text before every input; see the section `data`."""
@@ -46,8 +52,15 @@ class PromptForm(Section):
     """Options to rank, by task."""
     task_templates: dict[str, RecordTemplate] = {}  # noqa: RUF012 -- as above
     """Templates of the task files, for records instead of inputs."""
+    task_heads: dict[str, HeadForm] = {}  # noqa: RUF012 -- as above
+    """Heads by task; tasks without one generate their answers."""
     task_examples: dict[str, list[list[str]]] = {}  # noqa: RUF012 -- as above
     """Pairs of input and answer before every input, by task (`adapt.mode: in_context`)."""
+
+    @property
+    def headed(self) -> list[str]:
+        """Tasks with heads."""
+        return list(self.task_heads)
 
     @classmethod
     def of(cls, data: Data) -> Self:

@@ -17,12 +17,14 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import PromptPrefix, TextEncoder
+from mttl.data.headed import HeadedCollator, HeadedEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.option_scores import option_scores
 from mttl.inference.task_options import OptionChoice, check_choices, choice_ids
 from mttl.io.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts
+from mttl.models.headed import headed_answers
 from mttl.routing.task.fixed import GivenRows
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
@@ -179,6 +181,8 @@ class Predictor:
             return model.predict(model.tasks[0], texts, **options)
         names = self._names(tasks, texts)
         task_ids = self.task_ids(names).to(self.device)
+        if self.model.heads is not None:
+            return self._from_heads(names, texts, batch_size, on_rows)
         options = {} if search else self.form.task_options
         found: dict[int, str] = {}
         if ranked := [place for place, name in enumerate(names) if name in options]:
@@ -206,6 +210,30 @@ class Predictor:
             )
             found |= zip(rest, answers, strict=True)
         return [found[place] for place in range(len(names))]
+
+    def _from_heads(
+        self,
+        names: Sequence[str],
+        texts: Sequence[str],
+        batch_size: int,
+        on_rows: Callable[[int], object],
+    ) -> list[str]:
+        encoder = HeadedEncoder(self.tokenizer, self.form.max_input_length)
+        rows = []
+        for task, text in zip(names, texts, strict=True):
+            head, prefix = self.form.task_heads[task], self.form.prompt_prefix(task)
+            row, _ = encoder.encode(head, text.strip(), prefix)
+            rows.append(row._asdict() | {"task_id": self.tasks.index(task), "references": []})
+        collate, found = HeadedCollator(pad_id_of(self.tokenizer)), dict[int, str]()
+        self.model.eval()
+        for places in batches_by_length([len(row["input_ids"]) for row in rows], batch_size):
+            batch = collate([rows[place] for place in places])
+            inputs = {k: v.to(self.device) if torch.is_tensor(v) else v for k, v in batch.items()}
+            with self.precision.forward_context():
+                answers = headed_answers(self.model, inputs["task_ids"], inputs)
+            found |= zip(places, answers, strict=True)
+            on_rows(len(places))
+        return [found[place] for place in range(len(rows))]
 
     def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Generate ids in the run's precision, like ``generate`` of transformers."""

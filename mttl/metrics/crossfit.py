@@ -29,6 +29,8 @@ from mttl.metrics.answer_scores import (
     word_f1,
 )
 from mttl.metrics.metric_names import IGNORES, TaskMetric, check_metric
+from mttl.metrics.spans import span_f1, tag_accuracy
+from mttl.metrics.trees import attachment_score
 from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
 
@@ -116,6 +118,17 @@ class LabelMetric(TextMetric):
         return accepted[0], prediction.strip()
 
 
+class JointScore(LabelMetric):
+    """Score of all pairs of label and answer by one function."""
+
+    def __init__(self, function: Callable[[Sequence[tuple[str, str]]], float]) -> None:
+        super().__init__()
+        self.function = function
+
+    def score(self, rows: Sequence[tuple[str, str]]) -> float:
+        return self.function(rows)
+
+
 class ClassificationF1(LabelMetric):
     """Macro F1 over strings.
 
@@ -190,6 +203,11 @@ METRICS: dict[str, Callable[[], Metric]] = {
     "Classification-F1": ClassificationF1,
     "Matthew-Correlation": MatthewsCorrelation,
     "Pearson-Correlation": PearsonCorrelation,
+    "span-F1": lambda: JointScore(span_f1),
+    "span-F1-strict": lambda: JointScore(partial(span_f1, strict=True)),
+    "tag-accuracy": lambda: JointScore(tag_accuracy),
+    "UAS": lambda: JointScore(partial(attachment_score, labelled=False)),
+    "LAS": lambda: JointScore(partial(attachment_score, labelled=True)),
 }
 # In CrossFit's scoring, answers of only articles or punctuation equal every other one, or none.
 OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
@@ -202,7 +220,8 @@ OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
 def build_metric(name: str) -> Metric:
     """Return a metric by name: one of `METRICS`, or a custom class; a `TaskMetric` has options.
 
-    Raises a `ValueError` if the name is unknown.
+    Raises:
+        ValueError: If the name is unknown.
     """
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
     check_metric(name, ValueError)
@@ -292,7 +311,8 @@ def ignored_differences(
 def computed(metric: Metric) -> float:
     """Return a metric's score of all rows.
 
-    Raises a `PluginError` if a custom metric raises an error, or its score is out of range.
+    Raises:
+        PluginError: If a custom metric raises an error, or its score is out of range.
     """
     with plugins.plugin_call(metric):
         score = float(metric.compute())

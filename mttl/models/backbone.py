@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -122,7 +123,18 @@ def read_architecture(
     where = _where(revision, gguf_file)
     with _reached("backbone.name", name):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM, config
+    return _class_of(config), config
+
+
+def _class_of(config: PretrainedConfig) -> Any:
+    """Return the class of a language model; encoders have their head only if it was trained."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        trained = str(config.architectures or "MaskedLM")  # a new model has no architectures
+        with_head = "MaskedLM" in trained or "PreTraining" in trained
+        return AutoModelForMaskedLM if with_head else AutoModel
+    return AutoModelForCausalLM
 
 
 def _where(revision: str | None, gguf_file: str | None) -> dict[str, str]:
@@ -181,12 +193,11 @@ def new_architecture(model_type: str, settings: Mapping[str, Any]) -> tuple[Any,
         config = AutoConfig.for_model(model_type, **settings)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = config.pad_token_id
-    kind, kinds = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
-    if config.is_encoder_decoder:
-        kind, kinds = AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-    if type(config) not in kinds:
+    kind = _class_of(config)
+    if type(config) not in kind._model_mapping:
         raise ConfigError(
-            f"backbone.model_type ('{model_type}') is not a language model; use t5, bart or llama"
+            f"backbone.model_type ('{model_type}') is not a language model; use t5, bart, llama or "
+            "bert"
         )
     return kind, config
 
@@ -263,8 +274,31 @@ def load_tokenizer(
 
 
 def is_decoder_only(backbone: nn.Module) -> bool:
-    """Return whether a model has no encoder."""
-    return not backbone.config.is_encoder_decoder  # type: ignore[union-attr]
+    """Return whether a model generates text without an encoder."""
+    return not (backbone.config.is_encoder_decoder or is_encoder(backbone))  # type: ignore
+
+
+def is_encoder(backbone: nn.Module) -> bool:
+    """Return whether a model reads texts but generates none, as BERT."""
+    return isinstance(backbone, PreTrainedModel) and not backbone.can_generate()
+
+
+def hidden_states(backbone: nn.Module, **inputs: Tensor) -> Float[Tensor, "B L D"]:
+    """Return the last hidden states of an encoder, of a decoder, or of T5's encoder."""
+    return _stack(backbone)(**inputs).last_hidden_state
+
+
+def freeze_unread(backbone: nn.Module) -> None:
+    """Freeze what `hidden_states` does not use: an output layer, T5's decoder."""
+    used = {id(value) for value in _stack(backbone).parameters()}
+    for value in backbone.parameters():
+        if id(value) not in used:
+            value.requires_grad_(False)
+
+
+def _stack(backbone: Any) -> Any:
+    encoder_decoder = backbone.config.is_encoder_decoder
+    return backbone.get_encoder() if encoder_decoder else backbone.base_model
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mttl.heads.task_heads import TaskHeads
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.masks import IGNORED, TokenMasks, token_masks
@@ -22,16 +23,23 @@ class SkilledModel(nn.Module):
 
     The routing is computed once per forward pass, and the layers read it from the slot. The
     backbone has skilled layers (see `attach_skills`), layers that route tokens (see
-    `mttl.moe.attach_experts`), or both. The router has no groups if only tokens are routed.
+    `mttl.moe.attach_experts`), or both. The router has no groups if only tokens are routed. With
+    ``heads`` of all tasks, these answer from the last hidden states, and nothing is generated.
 
     Raises:
         ValueError: If the backbone has no such layer, or a layer's group, skills or heads do not
             fit the router.
     """
 
-    def __init__(self, backbone: nn.Module, router: TaskRouter, slot: RoutingSlot) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        router: TaskRouter,
+        slot: RoutingSlot,
+        heads: TaskHeads | None = None,
+    ) -> None:
         super().__init__()
-        self.backbone, self.router, self.slot = backbone, router, slot
+        self.backbone, self.router, self.slot, self.heads = backbone, router, slot, heads
         layers, token_layers = self.skilled_layers(), self.token_layers()
         if not layers and not token_layers:
             raise ValueError(

@@ -11,14 +11,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from mttl.io.errors import TaskError, nearest
 from mttl.io.reading import read_text, table_rows
 from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric, check_metric
+from mttl.tasks.head_form import HeadForm, HeadKind
 from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.rows import ENDINGS, Row, RowFile
-from mttl.tasks.task import FROM_TRAIN, published_sums
+from mttl.tasks.task import FROM_TRAIN, NUMBER, published_sums
 from mttl.tasks.task_file import crossfit
 
 SPLITS = ("train", "dev", "test")
@@ -59,6 +60,7 @@ class Gym:
         self.table = self.directory / "TASKS.csv"
         self.metrics = metrics or {}
         self._train_answers: dict[str, list[str]] = {}
+        self._heads: dict[str, HeadForm] = {}
         problem = ""
         if not self.directory.is_dir():
             problem = "is not a folder" if self.directory.exists() else "does not exist"
@@ -158,6 +160,25 @@ class Gym:
         if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
             listed = named.split("|") if named else []
         return [option.strip() for option in listed]
+
+    def head(self, task: str) -> HeadForm | None:
+        """Return the form of a task's head with its labels, or None if answers are generated.
+
+        Labels are the options, or those of the training rows; ``options: number`` is a regression.
+        """
+        kind = self._said(task, "kind")
+        if kind not in get_args(HeadKind):
+            return None
+        form = HeadForm.model_validate({"kind": kind})
+        if task not in self._heads:
+            labels = [] if self._said(task, "options") == FROM_TRAIN else self.options(task)
+            if not labels:
+                files = (self.file(task, "train", sample) for sample in self.samples(task))
+                answers = (row.outputs[0] for file in files for row in RowFile.scan(file).rows())
+                labels = sorted({name for answer in answers for name in form.names(answer)})
+            numbers = labels == [NUMBER]
+            self._heads[task] = form.model_copy(update={"labels": [] if numbers else labels})
+        return self._heads[task]
 
     def template(self, task: str) -> RecordTemplate | None:
         """Return the templates of a custom task, or None."""

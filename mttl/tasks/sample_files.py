@@ -10,14 +10,17 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from mttl.io.errors import TaskError
 from mttl.io.files import atomic_path, write_table
 from mttl.io.reading import read_table
+from mttl.tasks.conll import read_sentences
 from mttl.tasks.convert import convert
 from mttl.tasks.folder import SPLITS, options_cell
+from mttl.tasks.head_form import HeadKind
 from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.rows import TSV, line_of, read_records
 from mttl.tasks.sampling import SAMPLES, Indices, cut, few_shot
@@ -55,8 +58,12 @@ def write_samples(
     """
 
     def lines_of(split: str) -> Lines:
-        form = task.source.columns, task.source.delimiter
-        found = open_records(task.source, split) if open_records else read_records(split, *form)
+        if open_records:
+            found = open_records(task.source, split)
+        elif task.source.format:
+            found = read_sentences(split, task.source.format, task.source.columns)
+        else:
+            found = read_records(split, task.source.columns, task.source.delimiter)
         return Lines(task, split, found, scratch=folder)
 
     train = lines_of(task.source.train)
@@ -128,6 +135,8 @@ def update_task_table(gym: Path, tasks: Iterable[Task]) -> None:
     rows = {row["task"]: row for row in found}
     for task in tasks:
         new = {column: getattr(task, column) for column in _COLUMNS[1:]} | {"task": task.name}
+        if task.kind in get_args(HeadKind):
+            new["kind"] = task.kind
         if task.options:
             new["options"] = options_cell(task.options)
         if task.prepare is None and task.ending != TSV:

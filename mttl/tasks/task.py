@@ -15,10 +15,12 @@ from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
 from mttl.tasks.rows import JSON_LINES, TSV
 
-Kind = Literal["classification", "text-to-text"]
+# Kinds after the second have heads instead of generated answers.
+Kind = Literal["classification", "text-to-text", "tokens", "label", "tree"]
 References = Literal["one", "all", "distinct"]
 ALL = "all"  # instead of a number of lines
 FROM_TRAIN = "from train"  # instead of a list of options
+NUMBER = "number"  # of a head that answers numbers
 Text = Annotated[str, Field(min_length=1)]
 Side = Literal["train", "dev", "test"]
 
@@ -42,8 +44,8 @@ def _options(value: Any) -> tuple[str, ...]:
     """Return the options; one that is not a list stands for the distinct training answers."""
     if isinstance(value, tuple):
         return value
-    if value == FROM_TRAIN:
-        return (FROM_TRAIN,)
+    if value in (FROM_TRAIN, NUMBER):
+        return (value,)
     texts = [str(one).strip() for one in value] if isinstance(value, list) else []
     if any(isinstance(one, bool | list | dict | None) for one in value if texts) or (
         len(set(texts)) < max(2, len(texts)) or "" in texts
@@ -89,6 +91,8 @@ class Source:
     mirrors: tuple[str, ...] = ()
     unavailable: Text | None = None
     dev: Text | None = None
+    # Format of files of words.
+    format: Literal["conll", "conllu", "wikiann"] | None = None
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
     @property

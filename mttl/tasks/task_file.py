@@ -19,7 +19,13 @@ from mttl.tasks.rows import RECORD_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
 
-_SHOTS = {"classification": 16, "text-to-text": 32}
+_SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", "tokens", "label", "tree"), 32)
+# Metric and output template of kinds with heads.
+_HEADED = {
+    "tokens": ("tag-accuracy", "{tags}"),
+    "label": ("accuracy", "{label}"),
+    "tree": ("LAS", "{tree}"),
+}
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -79,6 +85,10 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
 def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
     metric = "accuracy" if keys.get("options") else "exact"
     defaults = {"category": "other/other", "description": "", "metric": metric}
+    if (kind := str(keys.get("kind"))) in _HEADED:
+        defaults["metric"], output = _HEADED[kind]
+        if isinstance(source := keys.get("source"), dict) and source.get("format"):
+            defaults |= {"input": "{words}", "output": output}
     keys = {**defaults, **keys, "name": name}
     k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
     if k is None:
@@ -121,7 +131,9 @@ def _with_defaults(keys: dict[str, Any], where: str, folder: Path) -> dict[str, 
         if "train" not in keys:
             raise TaskError(f"{where}: needs a data set on the hub (path) or a file (train)")
         keys = keys | {
-            side: _file(keys[side], f"{where}.{side}", folder)
+            side: str(folder / keys[side])
+            if keys.get("format")
+            else _file(keys[side], f"{where}.{side}", folder)
             for side in ("train", "dev", "test")
             if isinstance(keys.get(side), str)
         }

@@ -14,7 +14,7 @@ from mttl.io.errors import ConfigError
 from mttl.io.reading import exact_fraction
 from mttl.skills.weight_decay import decays
 
-ROLES = ("skills", "router", "token_router", "backbone")
+ROLES = ("skills", "router", "token_router", "heads", "backbone")
 ROUTERS = ("router", "token_router")
 
 

@@ -22,10 +22,12 @@ from mttl.io.errors import ConfigError, TrainingError, raised_as
 from mttl.metrics.crossfit import add_answers, build_metric, computed
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts, search_settings
+from mttl.models.headed import headed_answers, headed_losses
 from mttl.models.teacher_forcing import at_places, forced_logits
 from mttl.moe.parallel import shared_parameters
 from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
+from mttl.routing.token.masks import IGNORED
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.distributed import shard_model
 from mttl.training.loss import answer_losses, divergences, example_means, global_mean
@@ -100,6 +102,8 @@ class TextToTextModule(ResumableModule):
         self, batch: Mapping[str, Any], label_smoothing: float = 0.0
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Return the loss of every position, the labels, and the routing of the pass."""
+        if self.model.heads is not None:
+            return headed_losses(self.model, batch)
         logits, labels, places, routing = _answered(self.model, batch)
         return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
@@ -107,15 +111,15 @@ class TextToTextModule(ResumableModule):
         self, batch: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Return the same as `nll`, with the training loss."""
-        logits, labels, places, routing = _answered(self.model, batch)
-        losses = self._losses(logits, labels, places)
+        losses, labels, routing, logits, places = self._trained(batch)
         fared = example_means(losses.detach(), labels)
-        n = len(batch["task_ids"]) if len(places) else 0  # padding rows are not trained on
+        trained = bool((labels != IGNORED).any())  # padding rows are not trained on
+        n = len(batch["task_ids"]) if trained else 0
         ids = batch["task_ids"][:n]
         choice = self.model.router.choice_loss(ids, routing.mixing[:, :n], fared[:n])
         if choice is not None:
             routing.add_losses({"choice": global_mean(choice, ids, batch.get("step_rows"))})
-        if weight := self.model.router.consistency:
+        if (weight := self.model.router.consistency) and logits is not None:
             other = _answered(self.model, batch)[0]
             apart = at_places(divergences(logits, other), places, labels)
             distance = global_mean(apart, labels, batch.get("step_tokens"))
@@ -123,6 +127,13 @@ class TextToTextModule(ResumableModule):
         if self.option_training is not None:
             routing.add_losses(self.option_training.losses(self.model, batch))
         return losses, labels, routing
+
+    def _trained(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Routing, Any, Any]:
+        """Return training losses, labels and routing, and without heads logits and their places."""
+        if self.model.heads is not None:
+            return (*headed_losses(self.model, batch), None, None)
+        logits, labels, places, routing = _answered(self.model, batch)
+        return self._losses(logits, labels, places), labels, routing, logits, places
 
     def whole_loss(self, batch: Mapping[str, Any]) -> tuple[Float[Tensor, ""], Routing]:
         """Return the loss of a batch with the prior and auxiliary losses, and the routing."""
@@ -197,7 +208,7 @@ class TextToTextModule(ResumableModule):
         """Return whether the loss of a batch is finite, without changing random states."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices), precision.forward_context():
-            return bool(self._losses(*_answered(self.model, batch)[:3]).isfinite().all())
+            return bool(self._trained(batch)[0].isfinite().all())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a `DivergedError` if the last batch's loss is not finite in some process."""
@@ -282,6 +293,8 @@ class TextToTextModule(ResumableModule):
 
     def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
         """Return an answer to each prompt: the most probable option, or generated text."""
+        if self.model.heads is not None:
+            return headed_answers(self.model, task_ids, inputs)
         if self.option_scorer is None:
             return self._generated(task_ids, inputs)
         found = self.option_scorer.answers(self.model, task_ids, inputs)

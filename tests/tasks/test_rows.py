@@ -172,3 +172,18 @@ def test_a_comma_in_the_first_line_separates(tmp_path):
     assert list(read_records(write(tmp_path / "x.csv", "a;b;c,d\n1;2;3,4\n"))) == [
         {"a;b;c": "1;2;3", "d": "4"}
     ]
+
+
+# Headers as in the descriptions of XNLI and AmericasNLI; quotes are part of the text.
+XNLI = """language gold_label sentence1_binary_parse sentence2_binary_parse sentence1_parse
+sentence2_parse sentence1 sentence2 promptID pairID genre label1 label2 label3 label4 label5
+sentence1_tokenized sentence2_tokenized match"""
+
+
+@pytest.mark.parametrize("header", [XNLI, "language premise hypothesis label"])
+def test_tables_of_language_inference(tmp_path, header):
+    texts = {"language": "aym", "sentence1": '"Jan’', "premise": '"Jan’', "label1": "neutral"}
+    record = {name: texts.get(name, '"') for name in header.split()}
+    lines = "\t".join(record), "\t".join(record.values())
+    (tmp_path / "test.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert list(read_records(tmp_path / "test.tsv")) == [record]

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from mttl.assembly.build_backbone import architecture
 from mttl.assembly.model import assemble
 from mttl.config.backbone_schema import Backbone, RandomBackbone
 from mttl.config.schema import Config
+from mttl.io.errors import ConfigError
 from mttl.io.files import shipped_folder
 from mttl.models.backbone import choose_trained
 from mttl.skills.skilled_model import SkilledModel
@@ -50,6 +51,8 @@ def _network(backbone: Backbone) -> PreTrainedModel:
         place = str(shipped_folder() / "configs" / "sizes" / shipped)
         backbone = backbone.model_copy(update={"name": place})
     kind, settings = architecture(backbone)
+    if not any(kind is one for one in (AutoModelForCausalLM, AutoModelForSeq2SeqLM)):
+        raise ConfigError(f"the memory of an encoder ({backbone.title}) cannot be planned")
     if isinstance(backbone, RandomBackbone):
         return kind.from_config(settings)
     stored = getattr(settings, "dtype", None) or torch.float32

@@ -196,5 +196,6 @@ def open_run(
         config.data.model_copy(update={"cache_dir": None} | settings),
         decoder_only=is_decoder_only(built.model.backbone),
         seed=seed,
+        form=built.form,
     )
     return OpenRun(config, built, gym, module.to(device_of()).eval(), data)

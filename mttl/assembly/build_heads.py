@@ -1,0 +1,112 @@
+"""Build the heads of tasks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from mttl.config.heads_schema import Heads
+from mttl.config.schema import Config
+from mttl.config.skills_schema import kinds_of
+from mttl.heads.head import Head
+from mttl.heads.label_head import LabelHead
+from mttl.heads.task_heads import TaskHeads
+from mttl.heads.token_head import TokenHead
+from mttl.heads.tree_head import TreeHead
+from mttl.io.errors import ConfigError, TaskError
+from mttl.models.backbone import is_decoder_only, is_encoder
+from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.folder import Gym
+from mttl.tasks.head_form import HeadForm
+
+
+def task_heads(gym: Gym, tasks: Sequence[str]) -> dict[str, HeadForm]:
+    """Return the heads of tasks; empty if all generate their answers.
+
+    Raises a `TaskError` if only some have heads.
+    """
+    found = {task: gym.head(task) for task in tasks}
+    heads = {task: head for task, head in found.items() if head is not None}
+    if heads and len(heads) < len(found):
+        without = next(task for task, head in found.items() if head is None)
+        raise TaskError(
+            f"'{without}' has no head (kind: tokens, label or tree), but '{next(iter(heads))}' has "
+            "one; train them in two runs"
+        )
+    return heads
+
+
+def check_heads(config: Config) -> None:
+    """Raise a `ConfigError` for settings that do not work with heads."""
+    data, adapt = config.data, config.adapt
+    prompts = any(one.kind in ("prompt", "prefix") for one in kinds_of(config.skills))
+    conflicts = {
+        "data.packed_length": data.packed_length is not None,
+        "data.template: chat": data.template == "chat",
+        "skills.kind: prompt and prefix": prompts,
+        "router.consistency": bool(getattr(config.router, "consistency", 0)),
+        "optim.label_smoothing": config.optim.label_smoothing > 0,
+        "optim.separate": config.optim.separate,
+        "a custom loss": config.loss is not None,
+        "generation.mode: rank": config.generation.mode == "rank",
+        "adapt.mode: in_context": adapt.mode == "in_context",
+        "adapt.unlikelihood and adapt.length_normalised": bool(adapt.option_weights),
+        "adapt.gradient_free": adapt.gradient_free,
+    }
+    if found := [name for name, given in conflicts.items() if given]:
+        raise ConfigError(f"tasks with heads do not work with {', '.join(found)}; remove it")
+
+
+def build_heads(
+    forms: Mapping[str, HeadForm], tasks: Sequence[str], settings: Heads, backbone: nn.Module
+) -> TaskHeads | None:
+    """Return new heads of tasks, or None without forms.
+
+    Raises a `ConfigError` if the backbone cannot answer without heads.
+    """
+    if not forms:
+        if is_encoder(backbone):
+            raise ConfigError(
+                f"a {type(backbone).__name__} generates no answers; give all tasks a head (kind: "
+                "tokens, label or tree), or use a backbone with a decoder"
+            )
+        return None
+    features = int(backbone.get_input_embeddings().weight.shape[1])  # type: ignore
+    pool: str = settings.pool
+    if pool == "auto":
+        pool = "first" if is_encoder(backbone) else "last" if is_decoder_only(backbone) else "mean"
+    heads = [_build(forms[task], features, settings, pool) for task in tasks]
+    return TaskHeads(heads).to(backbone.device)  # type: ignore
+
+
+def _build(form: HeadForm, features: int, settings: Heads, pool: str) -> Head:
+    labels, dropout = form.labels, settings.dropout
+    if form.kind == "tokens":
+        return TokenHead(features, labels, dropout=dropout)
+    if form.kind == "label":
+        return LabelHead(features, labels, pool=pool, dense=settings.dense, dropout=dropout)
+    sizes = {name: getattr(settings, name) for name in ("arc_features", "relation_features")}
+    return TreeHead(features, labels, **sizes, dropout=dropout)
+
+
+def new_heads(model: SkilledModel, form: HeadForm | None, settings: Heads, task: str) -> Any:
+    """Return the head of a new task, or None for a model without heads.
+
+    It is a copy of the first trained head of the same kind with the same labels, if there is one,
+    else untrained. Raises a `TaskError` if either the task or the model has no head.
+    """
+    if (form is None) is not (model.heads is None):
+        ours, theirs = ("generates", "heads") if form is None else ("has a head for", "generation")
+        raise TaskError(
+            f"'{task}' {ours} its answers, but the run's tasks use {theirs}; adapt a run whose "
+            "tasks have the same kinds"
+        )
+    if form is None or model.heads is None:
+        return None
+    made = build_heads({task: form}, [task], settings, model.backbone)
+    assert made is not None
+    for known in model.heads.of_task:
+        if type(known) is type(made.of_task[0]) and known.labels == form.labels:
+            made.load_state_dict(TaskHeads([known]).state_dict())
+            break
+    return made

@@ -1,0 +1,83 @@
+"""The heads of all tasks of a model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from mttl.heads.head import Head, HeadBatch
+
+
+class TaskHeads(nn.Module):
+    """A head for every task, in the order of task ids; a batch may mix tasks.
+
+    Args:
+        heads: The heads.
+    """
+
+    role = "heads"
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        super().__init__()
+        self.of_task: Any = nn.ModuleList(heads)
+
+    def losses(
+        self,
+        task_ids: Int[Tensor, "B"],
+        hidden: Float[Tensor, "B L D"],
+        batch: Mapping[str, Any],
+    ) -> Float[Tensor, "B W"]:
+        """Return the loss of each word or text; 0 after the last word.
+
+        Args:
+            task_ids: Task of each example.
+            hidden: Last hidden states.
+            batch: Batch of `mttl.data.headed`: ``attention_mask``, ``word_starts`` and
+                ``references``, of which the first is the target.
+        """
+        n_words = batch["word_starts"].shape[1]
+
+        def losses(head: Head, own: Tensor, part: HeadBatch, rows: list[int]) -> list[Tensor]:
+            # Words that were cut have no state.
+            wanted = [batch["references"][row][0] for row in rows]
+            if part.word_starts.shape[1]:
+                pairs = zip(wanted, part.n_words(), strict=True)
+                wanted = [" ".join(text.split()[:n]) for text, n in pairs]
+            targets = {name: x.to(own.device) for name, x in head.targets(wanted).items()}
+            found = head.losses(own, HeadBatch(part.mask, part.word_starts, targets))
+            return list(pad(found, (0, max(1, n_words) - found.shape[1])))
+
+        return torch.stack(self._by_task(task_ids, hidden, batch, losses))
+
+    def answers(
+        self,
+        task_ids: Int[Tensor, "B"],
+        hidden: Float[Tensor, "B L D"],
+        batch: Mapping[str, Any],
+    ) -> list[str]:
+        """Return the best answer of each example; arguments are those of `losses`."""
+        return self._by_task(
+            task_ids, hidden, batch, lambda head, own, part, rows: head.answers(own, part)
+        )
+
+    def _by_task(
+        self,
+        task_ids: Int[Tensor, "B"],
+        hidden: Tensor,
+        batch: Mapping[str, Any],
+        function: Callable[[Head, Tensor, HeadBatch, list[int]], Sequence[Any]],
+    ) -> list[Any]:
+        """Apply a function to the rows of each task; return its results in the order of rows."""
+        found: dict[int, Any] = {}
+        ids = task_ids.tolist()
+        for task_id in dict.fromkeys(ids):
+            rows = [row for row, other in enumerate(ids) if other == task_id]
+            starts = batch["word_starts"][rows]
+            width = int((starts >= 0).sum(1).max())
+            part = HeadBatch(batch["attention_mask"][rows].bool(), starts[:, :width])
+            results = function(self.of_task[task_id], hidden[rows], part, rows)
+            found |= dict(zip(rows, results, strict=True))
+        return [found[row] for row in range(len(ids))]

@@ -1,0 +1,236 @@
+"""Read and write words with tags, and dependency trees: CoNLL, WikiANN and CoNLL-U files.
+
+Readers yield a record per sentence. ``words``, ``tags`` and ``relations`` are lists of texts, one
+per word; ``heads`` are integers from 1, and 0 is the root. Files may be compressed (``.gz``).
+Writers copy a file with other answers, which join the parts for each word by blanks.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mttl.io.errors import TaskError
+from mttl.io.files import atomic_path
+from mttl.io.reading import shown
+from mttl.metrics.trees import find_cycle, tree_text
+from mttl.tasks.rows import _lines
+
+# The lines of a sentence's words: number and cells.
+_Sentence = list[tuple[int, list[str]]]
+_WORD, _TAG, _HEAD, _RELATION, _N_CELLS = 1, 3, 6, 7, 10  # places in CoNLL-U
+
+
+def read_sentences(
+    path: str | Path, format: str, columns: Sequence[str] = ()
+) -> Iterator[dict[str, str]]:
+    """Yield the sentences of a file as texts: lists joined by blanks, and ``tree`` for heads.
+
+    Blanks inside a word become ``_``. ``columns`` are those of `read_conll`.
+    """
+    if format == "conll":
+        found = read_conll(path, columns or ("words", "tags"))
+    else:
+        found = (read_conllu if format == "conllu" else read_wikiann)(path)
+    for record in found:
+        if heads := record.pop("heads", None):
+            record["tree"] = tree_text(heads, record.pop("relations")).split()
+        yield {
+            name: " ".join("_".join(word.split()) for word in words)
+            for name, words in record.items()
+        }
+
+
+def read_conll(
+    path: str | Path, columns: Sequence[str] = ("words", "tags"), *, strict: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the sentences of a file of columns, such as that of CoNLL-2003.
+
+    Tabs or blanks separate cells, blank lines sentences; ``-DOCSTART-`` lines are skipped. In
+    ``tags``, IOB1 becomes IOB2: ``I-`` at the start of a span becomes ``B-``. IOBES stays.
+
+    Args:
+        path: UTF-8 file.
+        columns: Names of all columns; ``_`` skips one.
+        strict: Whether ``I-`` or ``E-`` at the start of a span is an error.
+
+    Raises:
+        TaskError: If the file is missing or damaged, or a line is malformed.
+    """
+    for sentence in _columns(path, columns):
+        rows = zip(*(cells for _, cells in sentence), strict=True)
+        record = {name: list(row) for name, row in zip(columns, rows, strict=True) if name != "_"}
+        if "tags" in record:
+            record["tags"] = _begun(record["tags"], sentence, path, strict)
+        yield record
+
+
+def read_wikiann(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the sentences of a file of WikiANN: lines ``en:word<TAB>tag``, without the prefix.
+
+    Raises:
+        TaskError: As `read_conll`, or if a word has no prefix.
+    """
+    for sentence in _columns(path, ("words", "tags")):
+        for number, (word, _) in sentence:
+            if ":" not in word:
+                problem = f"the word {shown(word)} must start with its language, such as 'en:'"
+                raise TaskError(f"{path}, line {number}: {problem}; correct the line")
+        words, tags = zip(*(cells for _, cells in sentence), strict=True)
+        yield {"words": [word.partition(":")[2] for word in words], "tags": list(tags)}
+
+
+def read_conllu(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the sentences of a file of Universal Dependencies; ``tags`` are UPOS.
+
+    Comments, ranges of tokens (``3-4``) and empty nodes (``5.1``) are skipped. If no word of a
+    sentence has a head, its record has no ``heads`` and ``relations``.
+
+    Raises:
+        TaskError: As `read_conll`, or if heads are not a tree with one root.
+
+    References:
+        https://universaldependencies.org/format.html
+    """
+    for sentence in _conllu(path):
+        rows = [cells for _, cells in sentence]
+        record: dict[str, Any] = {
+            "words": [cells[_WORD] for cells in rows],
+            "tags": [cells[_TAG] for cells in rows],
+        }
+        if any(cells[_HEAD] != "_" for cells in rows):
+            record["heads"] = _heads(sentence, path)
+            record["relations"] = [cells[_RELATION] for cells in rows]
+        yield record
+
+
+def write_conll(
+    target: str | Path, source: str | Path, columns: Sequence[str], answers: Sequence[str]
+) -> None:
+    """Write a copy of a CoNLL or WikiANN file whose column ``tags`` has the answers.
+
+    Raises:
+        TaskError: If there is not one answer per sentence, with one tag per word.
+    """
+    _write(target, source, list(_columns(source, columns)), [columns.index("tags")], answers)
+
+
+def write_conllu(
+    target: str | Path, source: str | Path, answers: Sequence[str], *, trees: bool = True
+) -> None:
+    """Write a copy of a CoNLL-U file with other trees (``head:relation``), or other UPOS tags.
+
+    Raises:
+        TaskError: If there is not one answer per sentence, with one part per word.
+    """
+    places = [_HEAD, _RELATION] if trees else [_TAG]
+    _write(target, source, list(_conllu(source)), places, answers)
+
+
+def _columns(path: str | Path, columns: Sequence[str]) -> Iterator[_Sentence]:
+    """Yield the sentences of a file of columns."""
+    for lines in _sentences(path, "-DOCSTART-"):
+        words = [(number, _split(line)[::2]) for number, line in lines]
+        for number, cells in words:
+            _require_cells(cells, len(columns), f"{path}, line {number}")
+        yield words
+
+
+def _conllu(path: str | Path) -> Iterator[_Sentence]:
+    """Yield the sentences of a CoNLL-U file, whose words are numbered from 1."""
+    for lines in _sentences(path, "#"):
+        words: _Sentence = []
+        for number, line in lines:
+            cells, place = line.split("\t"), f"{path}, line {number}"
+            _require_cells(cells, _N_CELLS, place)
+            if re.fullmatch(r"\d+[-.]\d+", cells[0]):
+                continue
+            if cells[0] != str(len(words) + 1):
+                problem = f"the word has the number {shown(cells[0])} instead of {len(words) + 1}"
+                raise TaskError(f"{place}: {problem}; number the words of a sentence from 1")
+            words.append((number, cells))
+        yield words
+
+
+def _sentences(path: str | Path, skipped: str) -> Iterator[list[tuple[int, str]]]:
+    """Yield the numbered lines between blank lines, without lines that start with a text."""
+    lines = []
+    for number, line in enumerate(_lines(Path(path)), 1):
+        if not line.strip(" \t\r\n") and lines:
+            yield lines
+            lines = []
+        elif line.strip(" \t\r\n") and not line.startswith(skipped):
+            lines.append((number, line.rstrip("\r\n")))
+    if lines:
+        yield lines
+
+
+def _split(line: str) -> list[str]:
+    """Return the cells of a line, with the separators between them."""
+    return re.split("(\t)", line) if "\t" in line else re.split("( +)", line.strip(" "))
+
+
+def _require_cells(cells: Sequence[str], n: int, place: str) -> None:
+    if len(cells) != n or not all(cells):
+        problem = f"the line has {len(cells)} cells, but it must have {n}, none of them empty"
+        raise TaskError(f"{place}: {problem}; correct it, or name all columns")
+
+
+def _begun(tags: list[str], sentence: _Sentence, path: str | Path, strict: bool) -> list[str]:
+    """Return tags whose spans start with ``B-``; if strict, others are errors."""
+    found = ["O"]
+    for (number, _), tag in zip(sentence, tags, strict=True):
+        inside = found[-1][:2] in ("B-", "I-") and found[-1][2:] == tag[2:]
+        if strict and tag[:2] in ("I-", "E-") and not inside:
+            problem = f"{shown(tag)} follows {shown(found[-1])}, but a span starts with B- or S-"
+            raise TaskError(f"{path}, line {number}: {problem}; correct it, or read without strict")
+        found.append(f"B-{tag[2:]}" if tag[:2] == "I-" and not inside else tag)
+    return found[1:]
+
+
+def _heads(sentence: _Sentence, path: str | Path) -> list[int]:
+    """Return the heads of a sentence, which must be a tree with one root."""
+    texts = [cells[_HEAD] for _, cells in sentence]
+    allowed = [str(place) for place in range(len(texts) + 1)]
+    wrong = next((place for place, text in enumerate(texts) if text not in allowed), None)
+    if wrong is not None:
+        problem = f"the head {shown(texts[wrong])} must be a number from 0 to {len(texts)}"
+    elif cycle := find_cycle([int(text) for text in texts]):
+        wrong = min(cycle) - 1
+        problem = f"the heads of the words {', '.join(map(str, sorted(cycle)))} form a cycle"
+    elif texts.count("0") > 1:
+        wrong = texts.index("0", texts.index("0") + 1)
+        problem = "a second word has the head 0, but a tree has one root"
+    else:
+        return [int(text) for text in texts]
+    raise TaskError(f"{path}, line {sentence[wrong][0]}: {problem}; correct the sentence")
+
+
+def _write(
+    target: str | Path,
+    source: str | Path,
+    sentences: Sequence[_Sentence],
+    places: Sequence[int],
+    answers: Sequence[str],
+) -> None:
+    """Write a copy of a file with other cells at some places of every word."""
+    if len(answers) != len(sentences):
+        problem = f"has {len(sentences)} sentences, but there are {len(answers)} answers"
+        raise TaskError(f"'{source}' {problem}; give one answer per sentence")
+    changed = {}
+    for sentence, answer in zip(sentences, answers, strict=True):
+        parts = [part.split(":", len(places) - 1) for part in answer.split()]
+        if len(parts) != len(sentence) or any(len(part) != len(places) for part in parts):
+            form = "head:relation" if len(places) > 1 else "tag"
+            problem = f"{shown(answer)} must have one {form} for each of {len(sentence)} words"
+            raise TaskError(f"{source}, line {sentence[0][0]}: the answer {problem}")
+        changed |= {number: part for (number, _), part in zip(sentence, parts, strict=True)}
+    with atomic_path(target) as part, part.open("w", encoding="utf-8", newline="") as file:
+        for number, line in enumerate(_lines(Path(source)), 1):
+            if number in changed:
+                body = line.rstrip("\r\n")
+                cells = _split(body)
+                for place, text in zip(places, changed[number], strict=True):
+                    cells[2 * place] = text
+                line = "".join(cells) + line[len(body) :]
+            file.write(line)
