@@ -1,19 +1,19 @@
 """Train a sparse skill: lottery-ticket sparse fine-tuning of a language model.
 
 mttl sparse --model t5-small --task verb_past --gym data/lexical --out verb_past.safetensors
-mttl sparse --model bert-base-cased --text mine.txt --lm masked --l1 0.1 --freeze-norms --out mine.safetensors
+mttl sparse --model bert-base-cased --text mine.txt --l1 0.1 --freeze-norms --out mine.safetensors
 mttl compose --model t5-small --skills verb_past.safetensors --out models/composed
 
 Training has two phases: all weights are trained, the entries that changed most are selected, the
 weights are reset, and only these entries are trained. `--on` adds existing skills first, to train a
 task on top of a language. After Ctrl-C, repeat the command with --resume.
-"""  # noqa: E501
+"""
 
 import argparse
 import dataclasses
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command, positive
@@ -41,8 +41,6 @@ def _declare(parser: CommandParser) -> None:
     what.add_argument("--task", help="task to learn")
     what.add_argument("--text", nargs="+", metavar="FILE", help="text files to learn, line by line")
     add = read.add_argument
-    help = "language-model objective, except for encoder–decoders"
-    add("--lm", choices=("masked", "causal"), help=help)
     add("--mask", help="mask token of an encoder–decoder whose tokenizer has none")
     add("--on", nargs="+", default=[], metavar="FILE", help="sparse skills added before training")
     add = parser.work.add_argument
@@ -80,8 +78,6 @@ def main(options: argparse.Namespace) -> None:
         require_file(path, ConfigError)
     for path in options.on:
         require_file(path, CheckpointError)
-    if options.task is not None and options.lm is not None:
-        raise ConfigError("--lm is only for --text; remove it")
     gym = None
     if options.task is not None:
         gym = gym_with(options.gym, [options.task], "train", [options.sample])
@@ -97,7 +93,7 @@ def main(options: argparse.Namespace) -> None:
     about = {key: value for key, value in vars(options).items() if key not in apart}
     saved = load_state(state, about, resume=options.resume)
     torch.manual_seed(options.seed)
-    model: torch.nn.Module = load_pretrained(options.model, masked=options.lm == "masked")
+    model: torch.nn.Module = load_pretrained(options.model)
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     objective = make_objective(options, gym, model, tokenizer)
     composition = SparseComposition(model)
@@ -129,20 +125,17 @@ def make_objective(
 ) -> "Objective":
     """Return the training objective."""
     from mttl.data.encode import TextEncoder
-    from mttl.models.backbone import is_decoder_only
+    from mttl.models.backbone import is_decoder_only, is_encoder
     from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
 
-    decoder_only = is_decoder_only(model)
-    both_ways = decoder_only and reads_both_ways(model)
-    of_text, masked = gym is None, f"--model '{options.model}' is a masked language model"
+    both_ways, decoder_only = is_encoder(model), is_decoder_only(model)
     problems = {
-        "--task needs a model that generates answers": both_ways and not of_text,
-        f"{masked}; train on text with --lm masked": both_ways and of_text and options.lm is None,
-        "--lm causal needs a decoder-only model; remove it": options.lm == "causal"
-        and not decoder_only,
+        "--task needs a model that generates answers": both_ways and gym is not None,
+        f"--model '{options.model}' has no trained output layer for masked tokens": both_ways
+        and model.get_output_embeddings() is None,  # type: ignore[operator]
         "--mask is only for encoder–decoder models; remove it": options.mask is not None
-        and of_text
-        and decoder_only,
+        and gym is None
+        and (decoder_only or both_ways),
     }
     if found := next((problem for problem, wrong in problems.items() if wrong), None):
         raise ConfigError(found)
@@ -158,9 +151,9 @@ def make_objective(
         return TaskObjective(encoder, [(prefix + row.input, row.outputs[0]) for row in rows])
     texts = [read_text(path, ConfigError) for path in options.text]
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-    if not decoder_only:
+    if not (decoder_only or both_ways):
         return RestoredText(tokenizer, lines, options.max_length, mask=options.mask)
-    kind = MaskedText if options.lm == "masked" else CausalText
+    kind = MaskedText if both_ways else CausalText
     return kind(tokenizer, lines, options.max_length)
 
 
@@ -182,9 +175,3 @@ def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str])
     if not left:
         raise ConfigError("--freeze matches all parameters; leave some to train")
     return left
-
-
-def reads_both_ways(model: "nn.Module") -> bool:
-    """Return whether a model is an encoder according to its configuration."""
-    architectures: Any = getattr(model.config, "architectures", None) or []
-    return any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in architectures)

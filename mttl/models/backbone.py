@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -50,24 +51,20 @@ def load_pretrained(
     dtype: str = "float32",
     quantize: Quantisation | None = None,
     train: bool = False,
-    masked: bool = False,
     empty: bool = False,
 ) -> PreTrainedModel:
     """Return a pretrained language model in evaluation mode, by its folder or name on the hub.
 
     Weights have the stored type with ``dtype="auto"``. Linear layers are quantised while reading,
     on the CPU, so that all machines get equal weights; ``train`` is whether weights will be
-    trained. With ``masked`` it is a masked language model, unless it is an encoder–decoder; with
-    ``empty`` it is in training mode on the meta device, with possibly other types. Raises a
-    `ConfigError` if the model cannot be found, reached or read, weights are missing, or stored
-    quantised weights would be quantised or trained.
+    trained. With ``empty`` it is in training mode on the meta device, with possibly other types.
+    Raises a `ConfigError` if the model cannot be found, reached or read, weights are missing, or
+    stored quantised weights would be quantised or trained.
     """
     if quantize is not None:
         check_quantisation(quantize)
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
     kind, config = read_architecture(name, revision=revision, gguf_file=gguf_file)
-    if masked and not config.is_encoder_decoder:
-        kind = AutoModelForMaskedLM
     where = _where(revision, gguf_file)
     with _reached("backbone.name", name):
         packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
@@ -130,7 +127,10 @@ def _class_of(config: PretrainedConfig) -> Any:
     """Return the class of a language model; encoders have their head only if it was trained."""
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+    decoder = getattr(config, "is_decoder", False) or (
+        type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING  # as BART's decoder alone
+    )
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decoder:
         trained = str(config.architectures or "MaskedLM")  # a new model has no architectures
         with_head = "MaskedLM" in trained or "PreTraining" in trained
         return AutoModelForMaskedLM if with_head else AutoModel

@@ -91,7 +91,7 @@ def test_a_language_and_a_task_compose_and_come_off_again(models, text, tmp_path
     ("name", "options"),
     [
         ("llama", ["--criterion", "movement", "--structure", "rows"]),
-        ("llama", ["--criterion", "fisher", "--scope", "tensor", "--lm", "causal"]),
+        ("llama", ["--criterion", "fisher", "--scope", "tensor"]),
         ("t5", ["--criterion", "magnitude", "--form", "masked", "--rounds", "2", "--rewind", "1"]),
         ("t5", ["--criterion", "movement", "--form", "masked", "--schedule", "cubic"]),
         ("t5", ["--criterion", "random", "--structure", "blocks", "--block", "4"]),
@@ -110,7 +110,7 @@ def test_a_masked_model(models, text, tmp_path, monkeypatch):
     tokenizer = load_tokenizer("byte")
     tokenizer.add_special_tokens({"mask_token": "<extra_id_1>"})
     monkeypatch.setattr("mttl.models.backbone.load_tokenizer", lambda name: tokenizer)
-    skill = learn(models["bert"], tmp_path / "a.safetensors", "--text", str(text), "--lm", "masked")
+    skill = learn(models["bert"], tmp_path / "a.safetensors", "--text", str(text))
     assert skill.n_entries > 0
 
 
@@ -158,13 +158,12 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
         ("t5", ["--density", "2"], r"--density (2.0) must be at most 1"),
         ("t5", ["--sparse-lr", "nan"], "--sparse-lr (nan) must be above 0"),
         ("t5", ["--mask", "ab"], "--mask ('ab') has 2 tokens; it must be one"),
-        ("t5", ["--lm", "causal"], "--lm causal needs a decoder-only model"),
         ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no tokens"),
         ("t5", ["--mask", "_", "--freeze", "x.*"], "--freeze 'x.*' matches no parameter"),
         ("t5", ["--mask", "_", "--freeze", "*"], "--freeze matches all parameters; leave some to"),
         ("t5", ["--mask", "_", "--on", "no.safetensors"], "'no.safetensors' does not exist"),
         ("llama", ["--mask", "_"], "--mask is only for encoder–decoder models"),
-        ("bert", [], "is a masked language model; train on text with --lm masked"),
+        ("bert", ["--mask", "_"], "--mask is only for encoder–decoder models"),
     ],
 )
 def test_mistakes_are_named(model, given, message, models, text, tmp_path, refused):
@@ -179,7 +178,6 @@ def test_more_mistakes(models, text, tmp_path, refused):
     base = words(models["t5"], out)
     for given, message in (
         (["--text", empty], "the text has no line with tokens"),
-        (["--task", "copy", "--gym", tmp_path, "--lm", "masked"], "--lm is only for --text"),
         (["--text", text, "--save-every", 0], "at least 1"),
     ):
         assert message in refused(LEARN.main, *base, *given)

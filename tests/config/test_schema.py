@@ -21,8 +21,8 @@ def models(schema: type[BaseModel]) -> set[type[BaseModel]]:
 
 def test_the_sections_are_the_contract() -> None:
     assert list(Config.model_fields) == [
-        "run", "data", "backbone", "skills", "router", "aggregation", "moe", "optim", "loss",
-        "generation", "adapt", "search", "trainer",
+        "run", "data", "backbone", "skills", "router", "aggregation", "moe", "heads", "optim",
+        "loss", "generation", "adapt", "search", "trainer",
     ]  # fmt: skip
 
 

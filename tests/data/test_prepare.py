@@ -40,7 +40,7 @@ def tokenised(monkeypatch):
 def test_columns_and_order(gym, byte_tokenizer):
     data = prepare(gym, byte_tokenizer)
     names = ["row", "task_id", "sample", "input", "prefix_length", "columns", "references"]
-    assert data.column_names == [*names, "input_ids", "labels"]
+    assert data.column_names == [*names, "input_ids", "labels", "word_starts", "second"]
     assert data[2]["input"][data[2]["prefix_length"] :] == "a train 13 0"
     assert data["row"][:] == list(range(10))
     assert data["task_id"][:] == [0] * 4 + [1] * 6

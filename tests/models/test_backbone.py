@@ -72,7 +72,7 @@ def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
     ("model_type", "settings", "message"),
     [
         ("t55", {}, r"backbone.model_type \('t55'\) is not a model type .* Did you mean 't5'"),
-        ("vit", {}, r"backbone.model_type \('vit'\) is not a language model; use t5, bart or"),
+        ("vit", {}, r"backbone.model_type \('vit'\) is not a language model; use t5, bart, llama"),
         ("t5", {"d_modl": 8}, "backbone.config.d_modl is not a setting of 't5'. Did you mean"),
         ("t5", {"d_model": "wide"}, "does not fit 't5': .* expected int, got str"),
         ("t5", {**T5, "d_model": -1}, "does not fit 't5': .* negative dimension -1"),

@@ -15,7 +15,7 @@ ROUNDING = {"rtol": 1e-12, "atol": 1e-12}  # double precision, sums in another o
 
 
 @pytest.mark.parametrize("size", [8, 9], ids="{} features".format)
-@pytest.mark.parametrize(("activation", "reduction"), [("relu", 2), ("gelu", 3.0)])
+@pytest.mark.parametrize(("activation", "reduction"), [("relu", 2.0), ("gelu", 3.0)])
 def test_equal_to_adapterhub(size, activation, reduction):
     settings = {"activation": activation, "reduction": reduction}
     skills = filled(InvertibleInventory(40, size, K, **settings)).double()
