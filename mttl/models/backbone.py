@@ -17,7 +17,6 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -57,9 +56,10 @@ def load_pretrained(
 
     Weights have the stored type with ``dtype="auto"``. Linear layers are quantised while reading,
     on the CPU, so that all machines get equal weights; ``train`` is whether weights will be
-    trained. With ``empty`` it is in training mode on the meta device, with possibly other types.
-    Raises a `ConfigError` if the model cannot be found, reached or read, weights are missing, or
-    stored quantised weights would be quantised or trained.
+    trained. An encoder has an output layer only if its checkpoint does. With ``empty`` the model is
+    in training mode on the meta device, with possibly other types. Raises a `ConfigError` if it
+    cannot be found, reached or read, weights are missing, or stored quantised weights would be
+    quantised or trained.
     """
     if quantize is not None:
         check_quantisation(quantize)
@@ -91,6 +91,9 @@ def load_pretrained(
     model, report = loaded
     # For missing weights transformers only warns, and uses random ones.
     missing = sorted(report["missing_keys"] & dict(model.named_parameters()).keys())
+    outside = not any(weight.startswith(f"{model.base_model_prefix}.") for weight in missing)
+    if kind is AutoModelForMaskedLM and outside and missing:
+        model, missing = model.base_model, []  # its output layer was not trained
     values = model.named_parameters()
     strange = (weight for weight, value in values if not stored(value)[1].isfinite().all())
     place = f"backbone.name ('{name}')"
@@ -124,17 +127,14 @@ def read_architecture(
 
 
 def _class_of(config: PretrainedConfig) -> Any:
-    """Return the class of a language model; encoders have their head only if it was trained."""
+    """Return the class of a language model."""
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
     decoder = getattr(config, "is_decoder", False) or (
         type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING  # as BART's decoder alone
     )
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decoder:
-        trained = str(config.architectures or "MaskedLM")  # a new model has no architectures
-        with_head = "MaskedLM" in trained or "PreTraining" in trained
-        return AutoModelForMaskedLM if with_head else AutoModel
-    return AutoModelForCausalLM
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decoder
+    return AutoModelForMaskedLM if masked else AutoModelForCausalLM
 
 
 def _where(revision: str | None, gguf_file: str | None) -> dict[str, str]:

@@ -10,14 +10,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import ByT5Tokenizer, PreTrainedModel
+from transformers import (
+    BertForMaskedLM,
+    ByT5Tokenizer,
+    DebertaV2Model,
+    ElectraForPreTraining,
+    PreTrainedModel,
+    RobertaForTokenClassification,
+)
 
 from helpers.backbones import BACKBONES, batch
 from helpers.gyms import TINY_LLAMA, TINY_T5
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import (
     build_random,
+    hidden_states,
     is_decoder_only,
+    is_encoder,
     load_pretrained,
     load_tokenizer,
     scale_initial_weights,
@@ -61,6 +70,27 @@ def test_random_models_take_their_settings(model_type, settings, decoder_only) -
     again = weights(build_random(model_type, settings))
     assert all(torch.equal(same[name], again[name]) for name in same)
     assert any(not torch.equal(same[name], value) for name, value in weights(other).items())
+
+
+@pytest.mark.parametrize(
+    ("made", "trained"),
+    [
+        (BertForMaskedLM, True),
+        (DebertaV2Model, False),
+        (ElectraForPreTraining, False),
+        (RobertaForTokenClassification, False),
+    ],
+)
+def test_encoders_have_the_output_layer_of_their_checkpoint(made, trained, tmp_path) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = made.config_class(**sizes, intermediate_size=24, embedding_size=16)
+    saved = made(config).eval()
+    saved.save_pretrained(tmp_path)
+    found, ids = load_pretrained(str(tmp_path)), torch.arange(3, 9)[None]
+    assert is_encoder(found)
+    assert (found.get_output_embeddings() is not None) is trained
+    expected = saved.base_model(ids).last_hidden_state
+    assert torch.equal(hidden_states(found, input_ids=ids), expected)
 
 
 def test_an_encoder_decoder_starts_its_answer_with_padding() -> None:
