@@ -29,7 +29,7 @@ class HeadedRow(NamedTuple):
     Attributes:
         input_ids: Ids, with the tokenizer's special tokens around them.
         word_starts: Position of each word's first id; empty for labels.
-        second: Position of the second text of a pair; 0 without one.
+        second: Position of the second text of a pair, if the model tells two texts apart; else 0.
     """
 
     input_ids: list[int]
@@ -51,6 +51,7 @@ class HeadedEncoder:
         self._text = UserText(tokenizer)
         self._lead = " " if wants_leading_space(tokenizer) else ""
         self._unknown: Any = tokenizer.unk_token_id or 0
+        self._types = "token_type_ids" in tokenizer.model_input_names
         self._between = _between(tokenizer, [*self.before], [*self.after])
         self._known: dict[str, list[int]] = {}
 
@@ -91,7 +92,7 @@ class HeadedEncoder:
             lost = max(0, len(first) + len(second) - room)
             for _ in range(lost):
                 (first if len(first) >= len(second) else second).pop()
-            place = len(start) + len(first) + len(self._between) if second else 0
+            place = len(start) + len(first) + len(self._between) if second and self._types else 0
             return HeadedRow([*start, *first, *second, *self.after], [], place), lost
         ids, starts = [*start], []
         pieces = self._ids(text.split(), lead)
