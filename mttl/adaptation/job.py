@@ -95,11 +95,11 @@ class JobRun:
             loss=config.loss,
         ).to(next(model.parameters()).device)
         self.form, search = PromptForm.of(config.data), config.generation
-        form = gym.head(job.task)
-        self.heads = new_heads(model, form, config.heads, job.task)
-        if form is not None:
+        head = gym.head(job.task)
+        self.heads = new_heads(model, head, config.heads, job.task)
+        if head is not None:
             check_heads(config)
-            self.form = self.form.model_copy(update={"task_heads": {job.task: form}})
+            self.form = self.form.model_copy(update={"task_heads": {job.task: head}})
         if config.adapt.mode == "in_context":
             self.form = self._with_examples()
         form = self.form

@@ -67,9 +67,11 @@ class Head(nn.Module, ABC):
 
 def places_of(names: Sequence[str], known: Sequence[str], what: str) -> list[int]:
     """Return the places of names in a list; ValueError for an unknown name."""
+    places = {name: place for place, name in enumerate(known)}
     for name in names:
-        require_one_of(known, **{what: name})
-    return [known.index(name) for name in names]
+        if name not in places:
+            require_one_of(known, **{what: name})
+    return [places[name] for name in names]
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Int[Tensor, "B W"]:

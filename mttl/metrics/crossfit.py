@@ -220,8 +220,7 @@ OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
 def build_metric(name: str) -> Metric:
     """Return a metric by name: one of `METRICS`, or a custom class; a `TaskMetric` has options.
 
-    Raises:
-        ValueError: If the name is unknown.
+    Raises a `ValueError` if the name is unknown.
     """
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
     check_metric(name, ValueError)
@@ -311,8 +310,7 @@ def ignored_differences(
 def computed(metric: Metric) -> float:
     """Return a metric's score of all rows.
 
-    Raises:
-        PluginError: If a custom metric raises an error, or its score is out of range.
+    Raises a `PluginError` if a custom metric raises an error, or its score is out of range.
     """
     with plugins.plugin_call(metric):
         score = float(metric.compute())

@@ -33,11 +33,7 @@ IGNORES = {"ACC": "case", "EM": _MARKS, "QA-F1": _MARKS, "rouge": "case or punct
 
 
 def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
-    """Check that a metric is one of `METRIC_NAMES`, or the name of a custom class.
-
-    Raises:
-        Exception: Error of the given class, if it is neither.
-    """
+    """Raise an error if a metric is not in `METRIC_NAMES`, nor the name of a custom class."""
     if name not in METRIC_NAMES and not METRICS.is_plugin(name):
         raise error(
             f"{what} ('{name}') must be one of {', '.join(METRIC_NAMES)}, or module:Class."
@@ -56,7 +52,6 @@ class TaskMetric(str):
     options: Sequence[str]
 
     def __new__(cls, name: str, *, published: bool = True, options: Sequence[str] = ()) -> Self:
-        """Return a name with the additional attributes."""
         metric = super().__new__(cls, name)
         metric.published, metric.options = published, () if published else tuple(options)
         return metric

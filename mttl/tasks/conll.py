@@ -14,7 +14,7 @@ from mttl.io.errors import TaskError
 from mttl.io.files import atomic_path
 from mttl.io.reading import shown
 from mttl.metrics.trees import find_cycle, tree_text
-from mttl.tasks.rows import _lines
+from mttl.tasks.rows import text_lines
 
 # The lines of a sentence's words: number and cells.
 _Sentence = list[tuple[int, list[str]]]
@@ -155,7 +155,7 @@ def _conllu(path: str | Path) -> Iterator[_Sentence]:
 def _sentences(path: str | Path, skipped: str) -> Iterator[list[tuple[int, str]]]:
     """Yield the numbered lines between blank lines, without lines that start with a text."""
     lines = []
-    for number, line in enumerate(_lines(Path(path)), 1):
+    for number, line in enumerate(text_lines(Path(path)), 1):
         if not line.strip(" \t\r\n") and lines:
             yield lines
             lines = []
@@ -226,7 +226,7 @@ def _write(
             raise TaskError(f"{source}, line {sentence[0][0]}: the answer {problem}")
         changed |= {number: part for (number, _), part in zip(sentence, parts, strict=True)}
     with atomic_path(target) as part, part.open("w", encoding="utf-8", newline="") as file:
-        for number, line in enumerate(_lines(Path(source)), 1):
+        for number, line in enumerate(text_lines(Path(source)), 1):
             if number in changed:
                 body = line.rstrip("\r\n")
                 cells = _split(body)

@@ -172,7 +172,7 @@ def read_records(
     if saved or path.suffix == ".parquet":
         yield from _arrow_records(path, saved=saved)
     elif is_table:
-        lines, quoted = _lines(path), ".csv" in path.suffixes[-2:]
+        lines, quoted = text_lines(path), ".csv" in path.suffixes[-2:]
         first = next(lines, "")
         if delimiter is None:
             delimiter = _delimiter_of(first) if quoted else "\t"
@@ -181,7 +181,7 @@ def read_records(
         lines = chain([first], lines)
         yield from (row for _, row in table_rows(lines, str(path), TaskError, **table))
     else:
-        for number, line in enumerate(_lines(path), 1):
+        for number, line in enumerate(text_lines(path), 1):
             if line.strip():
                 yield parse_json(line, f"{path}, line {number}", TaskError, dict)
 
@@ -216,7 +216,7 @@ def _delimiter_of(line: str) -> str:
     return "," if counts[","] > 1 else max(DELIMITERS, key=counts.__getitem__)
 
 
-def _lines(path: Path) -> Iterator[str]:
+def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines with their ends; only a line feed ends a line."""
     require_file(path, TaskError)
     number = 0

@@ -13,10 +13,10 @@ from mttl.io.record import STRICT
 from mttl.metrics.metric_names import MetricName
 from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
+from mttl.tasks.head_form import HeadKind
 from mttl.tasks.rows import JSON_LINES, TSV
 
-# Kinds after the second have heads instead of generated answers.
-Kind = Literal["classification", "text-to-text", "tokens", "label", "tree"]
+Kind = Literal["classification", "text-to-text", HeadKind]
 References = Literal["one", "all", "distinct"]
 ALL = "all"  # instead of a number of lines
 FROM_TRAIN = "from train"  # instead of a list of options

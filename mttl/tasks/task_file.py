@@ -19,13 +19,13 @@ from mttl.tasks.rows import RECORD_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
 
-_SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", "tokens", "label", "tree"), 32)
 # Metric and output template of kinds with heads.
 _HEADED = {
     "tokens": ("tag-accuracy", "{tags}"),
     "label": ("accuracy", "{label}"),
     "tree": ("LAS", "{tree}"),
 }
+_SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", *_HEADED), 32)
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 

@@ -27,7 +27,6 @@ from mttl.models.teacher_forcing import at_places, forced_logits
 from mttl.moe.parallel import shared_parameters
 from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
-from mttl.routing.token.masks import IGNORED
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.distributed import shard_model
 from mttl.training.loss import answer_losses, divergences, example_means, global_mean
@@ -113,13 +112,13 @@ class TextToTextModule(ResumableModule):
         """Return the same as `nll`, with the training loss."""
         losses, labels, routing, logits, places = self._trained(batch)
         fared = example_means(losses.detach(), labels)
-        trained = bool((labels != IGNORED).any())  # padding rows are not trained on
-        n = len(batch["task_ids"]) if trained else 0
+        trained = batch["references"] if places is None else len(places)
+        n = len(batch["task_ids"]) if trained else 0  # padding rows are not trained on
         ids = batch["task_ids"][:n]
         choice = self.model.router.choice_loss(ids, routing.mixing[:, :n], fared[:n])
         if choice is not None:
             routing.add_losses({"choice": global_mean(choice, ids, batch.get("step_rows"))})
-        if (weight := self.model.router.consistency) and logits is not None:
+        if weight := self.model.router.consistency:
             other = _answered(self.model, batch)[0]
             apart = at_places(divergences(logits, other), places, labels)
             distance = global_mean(apart, labels, batch.get("step_tokens"))
