@@ -91,7 +91,7 @@ class Source:
     mirrors: tuple[str, ...] = ()
     unavailable: Text | None = None
     dev: Text | None = None
-    # Format of files of words.
+    # Format of a file with one word per line.
     format: Literal["conll", "conllu", "wikiann"] | None = None
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
