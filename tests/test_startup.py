@@ -245,7 +245,8 @@ def test_imports_may_be_interrupted_and_threads_wait_quietly(tmp_path, monkeypat
         "import os\nprint('policy', os.environ['OMP_WAIT_POLICY'])\nraise KeyboardInterrupt\n"
     )
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    ended = python(ROOT / "pl_train.py", "-c", "crossfit.yaml", first=tmp_path)
+    new = ("-c", "crossfit.yaml", "-k", f"run.dir={tmp_path}")  # whatever runs there are
+    ended = python(ROOT / "pl_train.py", *new, first=tmp_path)
     assert ended.stdout == "policy passive\n"
     assert ended.stderr == "interrupted\n"
     assert ended.returncode == INTERRUPTED
