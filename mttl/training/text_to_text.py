@@ -119,6 +119,7 @@ class TextToTextModule(ResumableModule):
         if choice is not None:
             routing.add_losses({"choice": global_mean(choice, ids, batch.get("step_rows"))})
         if weight := self.model.router.consistency:
+            assert places is not None  # heads do not work with it
             other = _answered(self.model, batch)[0]
             apart = at_places(divergences(logits, other), places, labels)
             distance = global_mean(apart, labels, batch.get("step_tokens"))
