@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 # Before torch and transformers are imported, here and in processes that tests start.
@@ -34,6 +35,19 @@ os.fsync = lambda descriptor: None
 # The same examples in every run, and no deadline: machines differ.
 settings.register_profile("mttl", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile("mttl")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but every n-th case of a test with `every(n)` as slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("every")
+        if marker and not item.get_closest_marker("slow"):
+            test = item.nodeid.split("[")[0]
+            if seen[test] % marker.args[0]:
+                item.add_marker("slow")
+            seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

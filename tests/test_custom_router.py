@@ -113,6 +113,7 @@ def test_the_router_of_the_page_is_short() -> None:
     assert 12 <= len(blocks("add_a_router", "python")[0].splitlines()) <= 30
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("page", ["add_a_router", "add_a_skill"])
 def test_the_page_works_from_an_empty_folder(reader: Path, page: str, capfd) -> None:
     """Its commands at a small size, each like a process that has not seen the classes."""
@@ -130,6 +131,7 @@ def test_the_page_works_from_an_empty_folder(reader: Path, page: str, capfd) -> 
         assert (reader / "models" / "past" / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_every_command_accepts_it(config: Path, tmp_path: Path, capfd, monkeypatch) -> None:
     both = f"{config}+{NEARBY}"
     run = train(both, "mine", *QUICK)
@@ -333,6 +335,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("backbone", [TINY_T5, TINY_LLAMA], ids=["t5", "llama"])
 def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
     config = write_config(

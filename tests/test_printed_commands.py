@@ -218,6 +218,7 @@ TUTORIALS = load_recipe(ROOT / "scripts" / "docs" / "write_tutorials.py")
 NAMES = sorted(path.stem for path in TUTORIALS.FOLDER.glob("*.md"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "first_run" else pytest.mark.slow) for name in NAMES],

@@ -74,6 +74,7 @@ def check_answers(network: Any, built: Any) -> None:
     assert relative_error(network(**inputs).logits, expected) < ROUNDING
 
 
+@pytest.mark.every(2)
 def test_checkpoints_hold_no_base(run: RunFolder) -> None:
     for path in (run.last, run.best):
         state = torch.load(path, weights_only=False)["state_dict"]
@@ -83,6 +84,7 @@ def test_checkpoints_hold_no_base(run: RunFolder) -> None:
     assert names == {"skills.safetensors", "router.safetensors", "tasks.json", "meta.json"}
 
 
+@pytest.mark.every(2)
 def test_a_resumed_run_is_the_undisturbed_one(case: tuple[str, str, Path], run: RunFolder) -> None:
     """Validation in between repacks nothing, and frozen weights are built again."""
     train(case[2], "resumed", "trainer.max_steps=2", "trainer.val_check_interval=2")

@@ -95,6 +95,7 @@ def test_a_wheel_holds_what_the_command_needs(wheel: Path, source: Path) -> None
         assert [name for name, text in texts.items() if str(place).encode() in text] == []
 
 
+@pytest.mark.slow
 def test_its_command_reads_its_own_configurations(wheel: Path, tmp_path: Path) -> None:
     """What needs no training; the whole way is below."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")

@@ -78,6 +78,7 @@ def test_a_task_brings_its_skills(run: Path, row: Path, skills: Path, tmp_path: 
     assert_answers_as_apart(run, after, skills, row, second)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("router", "settings"),
     [
@@ -94,6 +95,7 @@ def test_other_routers(router: list[str], settings: dict, tmp_path: Path) -> Non
     assert_answers_as_apart(run, add(run, tmp_path / "out", folder), folder)
 
 
+@pytest.mark.slow
 def test_a_run_with_skills_of_single_tasks_grows(tmp_path: Path) -> None:
     """Which skills are common is known of the run of more tasks too, and of one adapted task."""
     own_skills = ["router.kind=c_poly", "skills.n_skills=2"]
@@ -133,6 +135,7 @@ def test_the_command_writes_a_run(run: Path, row: Path, skills: Path, tmp_path: 
         ADD.main(given)
 
 
+@pytest.mark.slow
 def test_plots_show_which_tasks_it_is_like(run, row, skills, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     given = [str(run), "--adapted", str(row), str(skills), "--out", str(tmp_path)]

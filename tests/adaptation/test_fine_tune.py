@@ -24,6 +24,7 @@ def module_of(model: SkilledModel, **optim: Any) -> TextToTextModule:
     return TextToTextModule(model, ByT5Tokenizer(), {"new": "EM"}, AdamW(kind="adamw", **optim))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("scores", "kept", "best"),
     [

@@ -27,6 +27,7 @@ def objective(model: SkilledModel, coefficients: torch.Tensor) -> float:
     return float(loss) + 0.05 * float(coefficients.abs().mean())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("inventory", ["lora-factors", "lora-outputs"])
 def test_coefficients_are_the_best_of_those_that_were_tried(inventory: str, monkeypatch) -> None:
     monkeypatch.setattr(gradient_free, "score_batches", lambda *given: (0.5, []))

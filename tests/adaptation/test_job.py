@@ -203,6 +203,7 @@ def loop_over_tasks(module: TextToTextModule, gym: Gym) -> list[float]:
     return totals
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("seed", "n_at_once"), [(0, 1), (1, 3), (1, 100)])
 def test_the_best_task_is_that_of_a_plain_loop(gym: Gym, seed: int, n_at_once: int) -> None:
     model, tokenizer = built(6)
@@ -234,6 +235,7 @@ def test_tasks_that_cost_too_much_are_given_up(gym: Gym, monkeypatch: pytest.Mon
     assert asked == [0, 1, 2, 3, 1, 1, 3, 3]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("mode", "init"),
     [("zero_shot", "nearest_task"), ("all", "nearest_task"), ("router_only", "best_coefficients")],
@@ -289,6 +291,7 @@ def test_a_start_is_decided_by_what_there_is(asked, given, router, start) -> Non
         assert row_starts(router, twice) == (start, "mean")[: 2 if start == "nearest_task" else 1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("better", ["nearest_task", "mean", "neither"])
 def test_the_better_of_two_is_kept(gym: Gym, better: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores, weights and answers are those of the better start alone; of equals, the first."""

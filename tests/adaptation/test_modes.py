@@ -93,6 +93,7 @@ def test_parts_of_the_backbone_that_were_trained_are_those_that_full_trains() ->
         assert trained() == set(own)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("mode", "router"),
     [
@@ -154,6 +155,7 @@ def test_the_average_needs_no_training() -> None:
         apply_mode(skilled(tiny_t5()), "router_only", init="average")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", ["zero_shot", "skills_only", "all", "full"])
 def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode) -> None:
     model = skilled(tiny_t5(), router="expert").eval()
@@ -175,6 +177,7 @@ def test_a_new_task_of_expert_has_the_row_that_its_matrix_gives(mode: AdaptMode)
             assert moved == [n == 1 for n in range(model.router.n_skills)], name
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", ["skills_only", "all", "from_scratch", "full"])
 def test_a_new_task_of_private_learns_with_a_fresh_skill_as_if_it_were_alone(mode) -> None:
     """Against a model of a single skill on the same backbone, with identical initialisation."""
@@ -216,6 +219,7 @@ def test_a_row_of_polytropon_is_learned_over_skills_of_any_router() -> None:
 # C-Poly: a new task has the common skills, and where skills are trained fresh ones of its own.
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "average"])
 def test_a_new_task_of_c_poly_has_skills_of_its_own_where_skills_are_trained(mode) -> None:
     model = skilled(tiny_t5(), router="c_poly", n_skills=5)
@@ -261,6 +265,7 @@ def test_a_new_task_of_c_poly_without_own_skills_is_polytropons() -> None:
             torch.testing.assert_close(logits, expected)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("init", ["nearest_task", "best_coefficients"])
 @pytest.mark.parametrize("router", ROUTERS)
 def test_a_new_task_begins_as_a_trained_one(router: str, init: RowInit) -> None:
@@ -332,6 +337,7 @@ def built(run: tuple[Built, Tensor]) -> Iterator[Built]:
     assert all(value.grad is None for value in model.parameters())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("run", "mode"), drawn(*MODES, each=2), indirect=["run"], scope="module")
 def test_exactly_the_named_parameters_are_trained(mode: AdaptMode, built: Built) -> None:
     torch.manual_seed(0)  # routers and masks draw
@@ -357,6 +363,7 @@ def test_exactly_the_named_parameters_are_trained(mode: AdaptMode, built: Built)
         assert changed(model, begun) == named
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("run", "mode"), drawn("zero_shot", "average"), indirect=["run"], scope="module"
 )
@@ -375,6 +382,7 @@ def test_a_new_task_mixes_by_the_row_that_the_mode_gives(mode: AdaptMode, built:
 
 
 # Every layer sees a prompt, so that no fresh one changes nothing.
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("run", "mode", "init"),
     [

@@ -189,6 +189,7 @@ def test_a_model_for_a_few_examples_answers(run: Path) -> None:
     assert answers.model.router.n_tasks == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "prefix", "described"),
     [("t5", "code", True), ("llama", "name", True), ("llama", "none", False)],
@@ -271,6 +272,7 @@ def test_a_backbone_that_has_moved_is_named(tmp_path: Path) -> None:
     assert result.task == "copy"
 
 
+@pytest.mark.slow
 def test_few_examples_choose_their_start_by_leave_one_out(run: Path, caplog) -> None:
     """A model that is adapted to the others, in a quarter of the steps, answers each example."""
     pairs = [("ab", "a"), ("ba", "b"), ("ac", "a"), ("bc", "b")]

@@ -153,6 +153,7 @@ def test_another_inventory_is_refused(run: Path, kept: Path, tmp_path: Path) -> 
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 
 
+@pytest.mark.slow
 def test_the_row_is_kept_from_its_start_to_its_end(run, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(canvas, "DOTS_PER_INCH", 20)  # nothing here looks at pixels
     words = [("ab", "abab"), ("b", "bb"), ("c", "cc"), ("ac", "acac")]

@@ -95,6 +95,7 @@ def test_other_seeds_and_jobs_begin_anew(tmp_path: Path) -> None:
     assert other.seen == first.seen[:1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("storage", "n"), [("sqlite:///{}/study.db", 4), ("{}/study.log", 12)])
 def test_processes_share_the_trials_of_a_storage(tmp_path: Path, storage: str, n: int) -> None:
     """One after another, as by one process; and one while another evaluates a trial."""

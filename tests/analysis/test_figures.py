@@ -187,6 +187,7 @@ def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
     return dict(drawings(crossfit_view, crossfit_view, subsets=True))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "name",
     [

@@ -29,6 +29,7 @@ def of_size(kind: str, n_skills: int) -> Config:
     return frozen_config(kind, f"skills.n_skills={n_skills}", *settings)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_skill_has_as_many_parameters_as_any_other(kind: str) -> None:
     two, three = (own_parameters(fake_model(of_size(kind, k), TASKS)) for k in (2, 3))
@@ -41,6 +42,7 @@ def test_each_skill_has_as_many_parameters_as_any_other(kind: str) -> None:
     assert size(three) - size(two) == one_skill > 0
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_planned_told_and_trained_is_what_is_built(kind: str) -> None:
     config = of_size(kind, 3)

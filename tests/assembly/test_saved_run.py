@@ -42,6 +42,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return train_frozen(folder) if request.param == "frozen" else train_asked(folder, request.param)
 
 
+@pytest.mark.every(3)
 def test_a_folder_needs_nothing_else(source, tmp_path, monkeypatch) -> None:
     run = mttl.load(source)
     settings = {"mode": "router_only", **SHORT}

@@ -59,6 +59,7 @@ def whole(config: Path) -> RunFolder:
     return train(config, "whole")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_same_behind_as_one_with_rewards(whole: RunFolder) -> None:
     rows = read_csv(whole.results)
     keys = itemgetter("task", "sample", "metric")
@@ -90,6 +91,7 @@ def test_a_run_leaves_the_same_behind_as_one_with_rewards(whole: RunFolder) -> N
         assert one == two
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("step", [N_BATCHES + 1, 2 * N_BATCHES - 1], ids=["within", "last"])
 def test_a_run_continues_as_if_it_had_never_stopped(config, whole, monkeypatch, step) -> None:
     """Bit for bit: the order of the demonstrations and random numbers all go on."""
@@ -125,6 +127,7 @@ def test_processes_share_a_pass(config: Path) -> None:
     assert list(column(run.metrics, "train/accuracy")) == [1, 3, 5]
 
 
+@pytest.mark.slow
 def test_films_show_every_step(whole, tmp_path, capsys) -> None:
     level = LEVELS[1]
     model, _ = load_policies(whole.path)
@@ -143,6 +146,7 @@ def test_films_show_every_step(whole, tmp_path, capsys) -> None:
         assert f"episode {episode}: {outcome} in {len(actions)} steps" in line
 
 
+@pytest.mark.slow
 def test_explore_shows_the_films_of_all_levels(whole, tmp_path) -> None:
     run = shutil.copytree(whole.path, tmp_path / "run")
     assert FILM.main([str(run)]) == EXPLORE.main([str(run)]) == 0

@@ -42,6 +42,7 @@ def finetune(run: Path, *arguments: str) -> int:
     return adapt.main(["-c", str(run.parent / "tiny.yaml"), "--from", str(run), *arguments])
 
 
+@pytest.mark.slow
 def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> None:
     out = run.parent / "twice"
     real, played = adaptation._run_job, []

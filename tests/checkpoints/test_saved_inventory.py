@@ -85,6 +85,7 @@ ROUND_TRIPS = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("fragment", "overrides"), ROUND_TRIPS)
 def test_what_is_saved_reads_back_bit_by_bit(fragment, overrides, tmp_path) -> None:
     config = load_config(f"{TINY_T5}+{fragment}", overrides)

@@ -58,6 +58,7 @@ def loss_with(run: Path, task: str, rows: torch.Tensor) -> float:
     return float(np.mean(losses))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("share", [False, True])
 def test_losses_are_those_of_rows_with_a_hole(run, tmp_path, share, capsys) -> None:
     assert ablate(run, "--loss", "--out", tmp_path, *(["--share"] if share else [])) == 0
@@ -82,6 +83,7 @@ def test_losses_are_those_of_rows_with_a_hole(run, tmp_path, share, capsys) -> N
         assert found.losses[0, number, skill] == pytest.approx(change, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_goes_on_and_scores_are_kept(run: Path, capsys: Capture) -> None:
     assert ablate(run, "--rows", 2) == 0
     folder = run / "ablation"
@@ -127,6 +129,7 @@ def test_one_group_at_a_time(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ablation.svg").exists()
 
 
+@pytest.mark.slow
 def test_a_skill_that_a_task_does_not_use_changes_nothing_and_is_not_computed(tmp_path) -> None:
     gym = write_gym(tmp_path / "gym", sizes=(4, 2, 2))
     config = write_config(

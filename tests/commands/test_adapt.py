@@ -44,6 +44,7 @@ def rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_second_start_repeats_no_finished_job(folder, whole, tmp_path, monkeypatch) -> None:
     """Killed in the third of four jobs; the second start runs the last two."""
     run_job, started = Adaptation.run_job, []

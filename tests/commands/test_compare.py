@@ -49,6 +49,7 @@ def compare(config: Path | str, out: Path, *more: str) -> int:
     return SCRIPT.main(["-c", str(config), "--out", str(out), *BUDGET, *more])
 
 
+@pytest.mark.slow
 def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) -> None:
     out = tmp_path / "out"
     given = ("--methods", "polytropon", "shared", "--modes", "zero_shot", "--seeds", "13")
@@ -79,6 +80,7 @@ def test_methods_and_modes_end_in_one_table(config, tmp_path, commands, capsys) 
         assert float(line["unseen"]) == pytest.approx(sum(found) / len(found), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_not_repeated_and_seeds_can_be_added(config, tmp_path, commands, refused):
     """With other settings it is refused; tasks of the training need no score."""
     out = tmp_path / "out"
@@ -157,6 +159,7 @@ def test_every_method_is_a_configuration(name: str) -> None:
     assert (config.optim.router_lr is None) == (name in ("one_speed", "hyperformer"))
 
 
+@pytest.mark.slow
 def test_a_method_and_its_ways_overrule_what_all_runs_share(config, tmp_path, commands) -> None:
     """Baselines treat new tasks as published: with one skill, the own or that of the matrix."""
     matrix, fragment = tmp_path / "matrix.csv", tmp_path / "expert.yaml"
@@ -294,6 +297,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )

@@ -92,6 +92,7 @@ def test_a_mixed_batch_with_beams_is_answered_as_its_rows(place: Path, router: s
         assert len(built.predict(task, own, num_beams=2)) == len(own)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("router", ["phatgoose", "retrieval", SLOW[0]])
 def test_every_command_takes_such_a_run(place: Path, router: str, tmp_path: Path, refused) -> None:
     run = made(place, router)

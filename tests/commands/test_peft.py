@@ -94,6 +94,7 @@ def test_cards_of_prompts_and_adapters(tmp_path: Path) -> None:
             assert line in (out / "README.md").read_text()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("asked", ["t5", "chat"], indirect=True)
 def test_the_adapters_of_all_tasks_share_one_base(asked: Path, tmp_path: Path) -> None:
     out, back = tmp_path / "adapters", tmp_path / "back"

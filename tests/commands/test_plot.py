@@ -50,6 +50,7 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
     assert " figures are in " in printed
 
 
+@pytest.mark.slow
 def test_groups_of_layers_and_subsets_are_shown_with_all_only(folder, tmp_path, capsys) -> None:
     assert run(folder, "--out", tmp_path) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -68,6 +69,7 @@ def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Writ
     assert view.statistics[0, 1] == np.mean(view.record.probabilities[0] > 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "weights"),
     [
@@ -89,6 +91,7 @@ def test_categories_come_from_the_gym_then_from_crossfit(write_run: Write, tmp_p
     assert found == ("words", "classification/nli", "unknown")
 
 
+@pytest.mark.slow
 def test_tasks_without_categories_are_drawn_without_agreement(write_run, tmp_path, capsys) -> None:
     folder = write_run(tmp_path / "run", tasks=("x", "y", "z"), history=False)
     (folder / "config.yaml").unlink()

@@ -93,6 +93,7 @@ def test_labels_are_chosen(run, tmp_path, capsys) -> None:
     assert ": rows are references, columns are answers" in told
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_an_interrupted_command_continues(run, tmp_path, monkeypatch, refused, kind) -> None:
     """Eight batches are answered together; what is missing is answered with equal draws."""

@@ -224,6 +224,7 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
     assert "adapt.max_steps (1 before, 2 now)" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rates_of_training_are_chosen_by_development_rows(*, inside, folder, tmp_path, monkeypatch):
     """Trials are processes; here they run in this one, but in the slow tests."""

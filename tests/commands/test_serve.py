@@ -51,6 +51,7 @@ def started(*given: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
     given = ("--most-tokens", "300", "--cors", "http://page/", "--load-from", str(run.parent))
     with (

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mttl.config import load as load_module
@@ -235,7 +235,6 @@ SHIPPED = load_config("crossfit.yaml").model_dump()
 
 
 # "1e-3", "08" and "no" are text to one version of YAML and something else to the other.
-@settings(max_examples=40)
 @given(
     st.sampled_from(
         ["1e-3", "08", "no", "true", "~", "null", "1:30", ".5", "0x1f", "é", "=", "<<", "1_0"]

@@ -229,6 +229,7 @@ def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, caps
     assert "- `mood`: `Mail: {message}`" in card
 
 
+@pytest.mark.slow
 def test_an_adapted_task_keeps_its_template(declared, tmp_path) -> None:
     path, _ = declared
     assert adapt.main([str(path), "--save", "-k", "adapt.max_steps=1"]) == 0

@@ -117,6 +117,7 @@ ACCUMULATED = {"max_steps": 7, "accumulate_grad_batches": 2}
 PACKED = {"packed_length": 32, "decoder_only": True}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("settings", "limits", "stop", "in_time"),
     [  # in the first epoch, at its end, in the second epoch

@@ -38,6 +38,7 @@ def check_frames(
         assert np.abs(frame.astype(int) - expected).mean() < most
 
 
+@pytest.mark.slow
 def test_a_gif_has_a_frame_for_every_step_with_what_is_done_below(tmp_path: Path) -> None:
     path = tmp_path / "new" / "episode.gif"
     turns = [0, 0, 1, 0]
@@ -52,6 +53,7 @@ def test_a_gif_has_a_frame_for_every_step_with_what_is_done_below(tmp_path: Path
     assert [file.name for file in path.parent.iterdir()] == ["episode.gif"]
 
 
+@pytest.mark.slow
 def test_levels_stand_in_a_grid_and_those_that_ended_wait(tmp_path: Path) -> None:
     short = Episode("GoToObjS4", 0, [0], success=True)
     long = Episode(LEVEL, SEED, ACTIONS)

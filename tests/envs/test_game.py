@@ -23,12 +23,14 @@ MEDDLED = (
 EPISODES = 2000  # of every level, in the slow test
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("level", [*LEVELS][::4])
 def test_a_few_episodes_of_every_level_are_the_same(level: str) -> None:
     # 40 steps suffice to meet objects; the tests below play to the end.
     play_both(level, n_episodes=4, seed=7, n_steps=40, whole=5)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("level", PAPER_LEVELS)
 def test_whole_episodes_are_the_same(level: str) -> None:
     play_both(level, n_episodes=2, seed=11, whole=1)
@@ -44,6 +46,7 @@ def test_many_episodes_of_every_level_are_the_same(level: str) -> None:
         pair.play(follow_the_bot(), seed)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("level", [*PAPER_LEVELS, "Unlock", "UnlockLocal", "BossLevel"])
 def test_the_bot_sees_the_same(level: str) -> None:
     pair = Pair(level)

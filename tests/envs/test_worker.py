@@ -45,6 +45,7 @@ def random_actions(n_steps: int) -> np.ndarray:
     return np.random.default_rng(0).integers(7, size=(n_steps, len(LEVEL_NAMES), N_SLOTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_workers", "options"),
     [
@@ -116,6 +117,7 @@ def test_an_interrupted_step_is_finished_before_what_comes_next(env, monkeypatch
     assert_same(env.load_state(saved), back)
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_object() -> None:
     # What tests that raised left behind goes first, or it would be counted below.
     gc.collect()

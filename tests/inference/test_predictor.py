@@ -61,6 +61,7 @@ def evaluated(folder: Path, run: Built) -> tuple[list[str], list[str], list[str]
     return [task for task, *_ in rows], questions, [answer for *_, answer in rows]
 
 
+@pytest.mark.every(2)
 def test_answers_are_those_of_evaluation(folder: Path, run: Built) -> None:
     tasks, questions, answers = evaluated(folder, run)
     assert len(set(answers)) > 2
@@ -87,6 +88,7 @@ def test_a_chat_shows_the_day_on_which_its_run_began(tmp_path, monkeypatch) -> N
     assert run.tokenizer.decode(ids).startswith("26 Jul 2024")
 
 
+@pytest.mark.every(2)
 def test_a_chat_is_that_of_the_template(folder: Path, run: Built) -> None:
     """The ids that the model sees are those of `apply_chat_template`, and turns end answers."""
     if run.form.template != "chat":
@@ -179,6 +181,7 @@ def test_every_text_may_have_choices_of_its_own(run: Built) -> None:
 SHARES = {"copy": 0.7, "reverse": 0.3}
 
 
+@pytest.mark.every(2)
 def test_a_mixture_answers_as_the_mixed_row(run: Built) -> None:
     """Compared with a router whose rows are replaced by hand."""
     words = ["ab", "c", "abca", "ca"] * 3

@@ -70,6 +70,7 @@ def test_a_file_with_every_command(world: World, file: str, backbone: str) -> No
     check(run, COLUMNS)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("names", "backbone", "columns"),
     [pytest.param(*one, id="+".join(one[0])) for one in combinations()],

@@ -72,6 +72,7 @@ def damage(folder: Path, network, file: str, how: str) -> str:
     return name.removesuffix(".weight")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_mismatch_leaves_nothing(command, places, tmp_path, monkeypatch, capsys) -> None:
     """A tensor is changed, or its name, before it is read: refused, with that name."""

@@ -22,6 +22,7 @@ ROUNDING = 1e-5
 MASKS = partial(SupermaskInventory, threshold=0.0)  # they read the weight of an nn.Linear
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("family", "inventory"),
     [*product(BACKBONES, INVENTORIES), *product(("t5", "bart", "llama"), [MASKS])],
@@ -42,6 +43,7 @@ def test_the_plain_backbone_answers_as_the_task(family, inventory):
         unfold(folded)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_router_is_folded_as_it_answers(router):
     """In double precision: free coefficients add and take away six times a skill, and cancel."""

@@ -84,6 +84,7 @@ def check(base: Path, run: Path, out: Path) -> None:
     assert changed > 3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["ia3", "dense", "sparse", "intrinsic"])
 def test_skills_on_a_frozen_backbone(kind: str, base: Path, tmp_path: Path) -> None:
     check(base, make_run(tmp_path, pretrained(base), KINDS[kind]), tmp_path / "out")

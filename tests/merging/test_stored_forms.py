@@ -14,6 +14,7 @@ from mttl.merging.recipe import Recipe
 from mttl.merging.run import merge_models
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("family", FORMS)
 def test_base_and_task_vector_are_the_tuned_model(family: str, both: bool, tmp_path: Path) -> None:

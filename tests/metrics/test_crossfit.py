@@ -198,6 +198,7 @@ def _score_on_one_process(rank, folder, n_rows, expected):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "n_rows", [2, pytest.param(5, marks=pytest.mark.slow)], ids=["uneven", "one without rows"]
 )

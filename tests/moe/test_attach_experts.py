@@ -79,6 +79,7 @@ def answers(model, inputs, **settings):
     return model.generate(TASKS, **inputs, max_new_tokens=4, do_sample=False, **settings)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", ["t5", "bart", "llama"])
 def test_a_batch_is_answered_as_its_rows_are_alone(name, beams):

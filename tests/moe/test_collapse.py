@@ -52,6 +52,7 @@ ROUTERS = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ROUTERS)
 def test_experts_collapse_without_balancing_alone(name: str) -> None:
     entropy = usage_entropy(ROUTERS[name]())

@@ -56,6 +56,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("family", "mix", "n_heads"), PAIRS)
 def test_peft_answers_as_the_task(family, mix, n_heads, tmp_path):
     model = skilled(BACKBONES[family](), inventory=f"lora-{mix}", n_heads=n_heads)

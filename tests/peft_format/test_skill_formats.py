@@ -44,6 +44,7 @@ def exported(model, folder, task=1):
     return adapter
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("family", "kind", "form"), CASES)
 def test_peft_answers_as_the_task(family, kind, form, tmp_path):
     """On a bare base, logits and answers are those of the run's model, for every row of a batch."""

@@ -66,6 +66,7 @@ class Slow:
         answer_batch(predictor, wanted)
 
 
+@pytest.mark.every(2)
 def test_answers_are_those_of_the_run(run: Built) -> None:
     with serve(run) as served, client(served.address) as ask:
         for task in run.tasks:
@@ -195,6 +196,7 @@ def test_streams_join_to_the_answer(run: Built) -> None:
         assert "".join(token.token for token in tokens) == text
 
 
+@pytest.mark.slow
 def test_a_hundred_requests_of_all_tasks_at_once(folders) -> None:
     run = mttl.load(folders["llama"])
     tasks = [run.tasks[number % 3] for number in range(100)]

@@ -71,6 +71,7 @@ def rows(chosen: Sequence[int], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor[list(chosen)] for name, tensor in inputs.items()}
 
 
+@pytest.mark.every(3)
 @cases([kind for kind in KINDS if kind not in SEEN], half=0)
 def test_fresh_skills_change_nothing(family: str, kind: str) -> None:
     model = placed(family, kind, n_heads=2).train()
@@ -80,6 +81,7 @@ def test_fresh_skills_change_nothing(family: str, kind: str) -> None:
     assert relative_error(run(model).logits, expected) < ROUNDING
 
 
+@pytest.mark.every(2)
 @every
 def test_a_mixed_batch_equals_a_loop_over_examples(family: str, kind: str) -> None:
     """Padding on both sides too, and gradients: a batch's are the sum of its examples'."""
@@ -102,6 +104,7 @@ def test_a_mixed_batch_equals_a_loop_over_examples(family: str, kind: str) -> No
     assert relative_error(run(model, TASK_IDS.roll(1), **inputs).logits, together) > 1e-3
 
 
+@pytest.mark.every(3)
 @cases(KINDS, half=1)
 def test_rows_of_one_task_are_merged_once(family: str, kind: str) -> None:
     model, inputs = placed(family, kind), batch(4)
@@ -111,6 +114,7 @@ def test_rows_of_one_task_are_merged_once(family: str, kind: str) -> None:
     assert relative_error(found, model(ids, **inputs).logits[:3]) < ROUNDING
 
 
+@pytest.mark.every(5)
 @cases(KINDS)
 def test_generation(family: str, kind: str) -> None:
     """Of a mixed batch as one by one, with a cache as without, with padding as without."""
@@ -139,6 +143,7 @@ def test_generation(family: str, kind: str) -> None:
             assert not torch.equal(other, together)
 
 
+@pytest.mark.every(3)
 @cases(KINDS, half=0)
 def test_gradient_checkpointing_changes_no_gradient(family: str, kind: str) -> None:
     found = []
@@ -155,6 +160,7 @@ def test_gradient_checkpointing_changes_no_gradient(family: str, kind: str) -> N
             assert gradient.view(len(gradient), -1).any(dim=1).all(), name
 
 
+@pytest.mark.every(2)
 @second_half
 def test_half_precision(family: str, kind: str) -> None:
     model = placed(family, kind)
@@ -175,6 +181,7 @@ def test_half_precision(family: str, kind: str) -> None:
             assert relative_error(found.float(), expected) < 0.1
 
 
+@pytest.mark.every(3)
 @first_half
 def test_copies_and_saved_states_are_the_same_bit_for_bit(family: str, kind: str) -> None:
     model = placed(family, kind)

@@ -101,6 +101,7 @@ def test_the_base_is_seen_from_outside():
     assert "group=1" in repr(layer)
 
 
+@pytest.mark.every(5)
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiles_to_one_graph_that_serves_every_batch(kind):

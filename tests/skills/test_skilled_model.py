@@ -37,6 +37,7 @@ def assert_same_gradients(found, expected):
         assert relative_error(found[name], gradient) < 1e-9, name
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("n_heads", [1, 2])
 @pytest.mark.parametrize("router", ROUTERS)
 def test_an_example_alone_equals_its_row_of_a_mixed_batch(router, n_heads):
@@ -53,6 +54,7 @@ def test_an_example_alone_equals_its_row_of_a_mixed_batch(router, n_heads):
         assert relative_error(run(model, TASK_IDS.roll(1)).logits, together) > 1e-3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_rows_of_one_task_are_apart_where_weights_are_drawn(router):
     if router == "hyperformer":

@@ -251,6 +251,7 @@ def test_fresh_skills_change_nothing(kind):
             assert torch.equal(found, base.weight.expand(T, O, I))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_copy_and_a_saved_state_give_the_same_bit_for_bit(kind, name):
     _, inventory = layer(kind)
@@ -265,6 +266,7 @@ def test_a_copy_and_a_saved_state_give_the_same_bit_for_bit(kind, name):
     assert torch.equal(use(kind, name, restored), expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_autocast_computes_in_bfloat16_and_keeps_float32_gradients(kind, name):
     """Skills that are in bfloat16 themselves run too."""
@@ -330,6 +332,7 @@ def _only_the_third(inventory):
         parameter.grad = None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", INVENTORIES)
 def test_gradients_agree_with_finite_differences(kind):
     base, inventory = layer(kind, H)

@@ -216,6 +216,7 @@ def test_two_skills_that_set_weights_to_0_are_not_added():
 GRADUAL = {"criterion": "movement", "form": "masked", "schedule": "cubic"}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("more", "stop"),
     [

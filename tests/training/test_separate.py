@@ -93,6 +93,7 @@ def best_steps(run: RunFolder) -> list[int]:
     return callbacks["SaveTaskBest"]["steps"].tolist()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_each_skill_is_that_of_a_run_of_its_task_alone(config, whole, task) -> None:
     rate, steps = ALONE[task]
@@ -109,6 +110,7 @@ def test_each_skill_is_that_of_a_run_of_its_task_alone(config, whole, task) -> N
     assert any(value.abs().max() > 1e-3 for name, value in theirs.items() if name.endswith("up"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_exported_adapters_are_those_of_pefts_own_loop(config, whole, task, tmp_path) -> None:
     """PEFT's model, PyTorch's optimizer and clipping, and a schedule of transformers."""
@@ -156,6 +158,7 @@ def test_exported_adapters_are_those_of_pefts_own_loop(config, whole, task, tmp_
         torch.testing.assert_close(found.double(), value.data, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("step", "validating"), [(5, False), (8, True)])
 def test_a_resumed_run_is_bit_identical(config, single, step, validating, monkeypatch) -> None:
     name, builder = f"stopped-{step}", "mttl.commands.train_tasks.build_trainer"

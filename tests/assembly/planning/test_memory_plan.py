@@ -30,6 +30,7 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
     return load_config(str(path), overrides)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("backbone", "settings"),
     [
@@ -149,6 +150,7 @@ TOKENS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fragment", TOKENS)
 def test_experts_are_planned_with_even_loads(folder: Path, fragment: str) -> None:
     """Loads have the same sum, however uneven; what finds no room is planned all the same."""

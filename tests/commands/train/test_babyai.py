@@ -54,6 +54,7 @@ def whole(config: Path) -> RunFolder:
     return train(config, "whole")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_behind(whole: RunFolder) -> None:
     rows = read_csv(whole.results)
     assert list(rows[0]) == ["task", "split", "sample", "seed", "metric", "score", "n"]
@@ -88,6 +89,7 @@ def test_a_run_is_shown_with_success_and_steps(whole: RunFolder, capsys) -> None
         assert found == f"{factor * float(row['score']):.1f}"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "step",
     [

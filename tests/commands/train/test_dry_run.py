@@ -43,6 +43,7 @@ def test_a_dry_run_foretells_the_run(config: Path, whole: RunFolder, tmp_path, c
 CLUSTER = ["trainer.accelerator=gpu", "trainer.num_nodes=2", "trainer.devices=8"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("settings", "rows"),
     [

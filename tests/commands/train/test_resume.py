@@ -39,6 +39,7 @@ def interrupt(config: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., St
     return run
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("step", "validating"),
     [
@@ -65,6 +66,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(config, whole, interrupt, st
     assert_same_run(train(config, name, resume=True), whole)
 
 
+@pytest.mark.slow
 def test_a_run_of_double_precision_continues_bit_for_bit(config, interrupt) -> None:
     double = "trainer.precision=64-true"
     interrupt("stopped-double", SignalAt(3), double)
@@ -103,6 +105,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
     assert not run.skills.exists()
 
 
+@pytest.mark.slow
 def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(config, interrupt, whole):
     interrupt("here", SignalAt(3, signal.SIGINT))  # before a validation
     moved = (whole.path.parent / "here").rename(whole.path.parent / "there")
@@ -114,6 +117,7 @@ def test_a_moved_run_is_resumed_by_one_process_with_its_best_weights(config, int
     assert_same_run(train(config, "there", resume=True), whole)
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_resumed_with_more_steps(config: Path, whole: RunFolder) -> None:
     constant = ["optim.schedule=constant", "optim.warmup=0"]
     long = train(config, "long", *constant)

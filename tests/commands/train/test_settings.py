@@ -54,6 +54,7 @@ def test_early_stopping_stops(config: Path) -> None:
     assert run.results.is_file()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("bounds", "interval", "validated"),
     [

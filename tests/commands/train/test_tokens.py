@@ -53,6 +53,7 @@ def biases(run: RunFolder) -> dict[str, Tensor]:
 
 
 # Stopped between two records; where a record and an epoch end; and in the last step.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["token_loss_free", pytest.param("token_top2", marks=pytest.mark.slow)]
 )
@@ -84,6 +85,7 @@ def hybrid(config: Path) -> RunFolder:
     return train(recipe(config, "token_hybrid"), "hybrid", *settings("token_hybrid", *more))
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_hybrid_show_both(hybrid, monkeypatch, capsys) -> None:
     found, printed = drawn(hybrid, monkeypatch, capsys)
     assert {"heat_map.png", "tokens_heat_map.png", "statistics_over_training.png"} <= found

@@ -92,6 +92,7 @@ def answers(tmp_path_factory):
     return dict(zip(QUESTIONS, map(json.loads, found), strict=True))
 
 
+@pytest.mark.slow
 def test_tables_and_streams(answers):
     assert answers["a table"] == ["records", rows(20)]
     assert answers["its small part"] == ["records", rows(5)]

@@ -41,6 +41,7 @@ def runs(config: str) -> tuple[RunFolder, RunFolder]:
     return one, RunFolder(one.path.parent / "two")
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
     one, two = runs
     for name in ("train/loss", "train/switch", "val/loss"):
