@@ -101,6 +101,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(config, whole, monkeypatch, 
     assert_same_run(train(config, name, resume=True), whole)
 
 
+@pytest.mark.slow
 def test_accuracy_rises_with_few_demonstrations(config: Path, tmp_path: Path) -> None:
     record = tmp_path / "forty.npz"
     save_demonstrations(record_demonstrations(["GoToObjS4"], 40), record)

@@ -43,6 +43,7 @@ def expected(kind: str, case: str) -> tuple[dict[str, Tensor], dict[str, Tensor]
     return found, gradients | {"router": router.weight.grad}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", shared.KINDS)
 @pytest.mark.parametrize("case", shared.CASES)
 def test_two_processes_equal_one(folder: Path, kind: str, case: str) -> None:

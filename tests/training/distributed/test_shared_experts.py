@@ -51,6 +51,7 @@ def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder]
         assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_files_and_checkpoints_are_those_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
     for path in ("skills.safetensors", "router.safetensors"):
         expected, found = (load_file(run.skills / path) for run in runs)
