@@ -13,6 +13,7 @@ from typing import Any
 from mttl.io.errors import TaskError
 from mttl.io.reading import parse_json, shown, table_rows
 from mttl.tasks.filters import RecordError
+from mttl.tasks.rows import delimiter_of
 from mttl.tasks.template import as_text
 
 FORMATS = ("tsv", "csv", "jsonl")
@@ -29,9 +30,10 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
             for number, line in enumerate(text.split("\n"), 1)
             if line.strip()
         ]
-    delimiter = "\t" if kind == "tsv" else ","
+    delimiter = "\t" if kind == "tsv" else delimiter_of(text.partition("\n")[0])
     advice = "Correct the table (quotes work only in CSV), or use JSONL"
-    rows = table_rows(text, place, TaskError, delimiter=delimiter, advice=advice)
+    form = {"delimiter": delimiter, "quoted": kind == "csv", "advice": advice}
+    rows = table_rows(text, place, TaskError, **form)
     return [row for _, row in rows]
 
 
