@@ -111,6 +111,13 @@ def test_a_task_that_cannot_be_converted_is_named(tasks, run_file, old, new, mes
     assert list(tasks.parent.rglob("first")) == []
 
 
+def test_an_unknown_backbone_is_refused_before_the_data_are_converted(run_file: Path) -> None:
+    unknown = ["backbone.kind=pretrained", "backbone.name=nowhere"]
+    with pytest.raises(ConfigError, match=r"'nowhere'.*wrote: --backbone DIR, or backbone.name=DIR"):
+        train(run_file, "own", *unknown)
+    assert not gym_folder(load_config([str(run_file)])).exists()
+
+
 def test_mistakes_in_the_section(tasks: Path) -> None:
     config = write_config(tasks.with_name("run.yaml"), tasks.parent)
     for both in (["data.dir=null"], [f"data.tasks={tasks}"]):
