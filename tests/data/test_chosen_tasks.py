@@ -236,10 +236,16 @@ def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, caps
     assert "- `mood`: `Mail: {message}`" in card
 
 
-def test_an_adapted_task_keeps_its_template(declared, tmp_path) -> None:
+def test_an_adapted_task_keeps_its_template(declared, tmp_path, capsys) -> None:
     path, _ = declared
-    assert adapt.main([str(path), "--save", "-k", "adapt.max_steps=1"]) == 0
     adapted = path / "adapt-all/models/unseen-100-13"
+    given = [str(path), "-k", "adapt.max_steps=1"]
+    assert adapt.main(given) == 0
+    assert "repeat the command with --save" in capsys.readouterr().out
+    assert adapt.main([*given, "--save"]) == 0
+    assert f"mttl predict --adapted {adapted} --in FILE" in capsys.readouterr().out
+    with pytest.raises(TaskError, match=f"adapted model is in '{adapted}'; .* add it by --adapted"):
+        predict.main([str(path), "--task", "unseen"])
     (tmp_path / "new.csv").write_text("message\ntext 1\n")
     given = ["--adapted", str(adapted), "--in", str(tmp_path / "new.csv")]
     assert predict.main([*given, "--out", str(tmp_path / "out.csv")]) == 0
