@@ -106,9 +106,9 @@ def new_tasks(
             gym.samples(task)  # rejects unknown names
     if not tasks:
         raise TaskError(
-            f"--tasks selects no task (test and dev are sides of the partition '{data.partition}'). "
-            "Give a file of new tasks (--tasks FILE.yaml) or names separated by commas, or write "
-            "`side: test` under a new task in the task file of the training"
+            "--tasks selects no task (test and dev are sides of the partition "
+            f"'{data.partition}'). Give a file of new tasks (--tasks FILE.yaml) or names separated "
+            "by commas, or write `side: test` under a new task in the task file of the training"
         )
     known = [task for task in tasks if task in seen]
     if known and not allow_seen:

@@ -54,7 +54,7 @@ def check_run_task(task: str | None, *runs: str | Path) -> None:
         what = "level" if all(map(has_policies, runs)) else "task"
         advice = nearest(task, tasks) or f" It has {some(tasks)}."
         if kept := [folder for run in runs for folder in Path(run).glob(f"*/models/{task}-*-*")]:
-            advice = f" Its adapted model is in '{kept[0]}'; name that folder, or add it by --adapted."
+            advice = f" Its adapted model is in '{kept[0]}': name it, or add it by --adapted."
         raise TaskError(f"{named} has no {what} '{task}'.{advice}")
 
 

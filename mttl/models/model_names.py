@@ -41,6 +41,6 @@ def unreachable(key: str, name: str, cause: str) -> str:
 
 def _advice(key: str) -> str:
     return (
-        f"Give a folder that `save_pretrained` of transformers wrote: --backbone DIR, or {key}=DIR; "
-        "data/backbone is a small one"
+        f"Give a folder that `save_pretrained` of transformers wrote, such as data/backbone: "
+        f"--backbone DIR, or {key}=DIR"
     )

@@ -70,7 +70,8 @@ class ServedTask:
         """Return the requested answers, ``n`` for each input.
 
         A task with options answers one of them, unless the request samples, asks for
-        log-probabilities or has earlier turns. ``send`` receives the pieces of each answer, with its index.
+        log-probabilities or has earlier turns. ``send`` receives the pieces of each answer, with
+        its index.
         """
         if (n_wanted := len(prompts) * request.n) > MOST_ANSWERS:
             problem = f"{len(prompts)} inputs with n={request.n} need {n_wanted} answers"

@@ -208,7 +208,7 @@ def _arrow_records(path: Path, *, saved: bool) -> Iterator[dict[str, Any]]:
 
 
 def delimiter_of(line: str) -> str:
-    """Return the separator of a CSV by its first line: a comma, or else the one with the most cells."""
+    """Return the separator of a CSV's first line: a comma, or else the one with the most cells."""
     counts = dict.fromkeys(DELIMITERS, 1)
     with suppress(csv.Error):
         for mark in DELIMITERS:

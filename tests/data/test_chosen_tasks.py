@@ -113,7 +113,7 @@ def test_a_task_that_cannot_be_converted_is_named(tasks, run_file, old, new, mes
 
 def test_an_unknown_backbone_is_refused_before_the_data_are_converted(run_file: Path) -> None:
     unknown = ["backbone.kind=pretrained", "backbone.name=nowhere"]
-    with pytest.raises(ConfigError, match=r"'nowhere'.*wrote: --backbone DIR, or backbone.name=DIR"):
+    with pytest.raises(ConfigError, match=r"'nowhere'.*: --backbone DIR, or backbone.name=DIR"):
         train(run_file, "own", *unknown)
     assert not gym_folder(load_config([str(run_file)])).exists()
 
@@ -218,6 +218,8 @@ def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, caps
 
     # Another file, and options from a file.
     table.write_text("text\nx\n")
+    with pytest.raises(TaskError, match=r"row 1: the column 'message' is missing; .*text"):
+        predict.main(["--from", str(path), "--in", str(table), "--task", "intent"])
     (tmp_path / "labels.txt").write_text("one\ntwo words\n\n")
     choices = ["--choices", f"@{tmp_path / 'labels.txt'}", "--input", "Mail: {text}"]
     (tmp_path / "out.csv").unlink()
@@ -244,7 +246,7 @@ def test_an_adapted_task_keeps_its_template(declared, tmp_path, capsys) -> None:
     assert "repeat the command with --save" in capsys.readouterr().out
     assert adapt.main([*given, "--save"]) == 0
     assert f"mttl predict --adapted {adapted} --in FILE" in capsys.readouterr().out
-    with pytest.raises(TaskError, match=f"adapted model is in '{adapted}'; .* add it by --adapted"):
+    with pytest.raises(TaskError, match=f"adapted model is in '{adapted}': .* add it by --adapted"):
         predict.main([str(path), "--task", "unseen"])
     (tmp_path / "new.csv").write_text("message\ntext 1\n")
     given = ["--adapted", str(adapted), "--in", str(tmp_path / "new.csv")]

@@ -198,7 +198,7 @@ def test_names_splits_and_notes(tmp_path, monkeypatch, caplog) -> None:
     broken = "broken: data/broken.jsonl, line 2, "
     assert f"  # {broken}" in text
     assert f"no task for {broken}" in caplog.text
-    assert "k is 1, so train would take all of the lines (1) and leave none for dev; add lines" in text
+    assert "train would take all of the lines (1) and leave none for dev; add lines" in text
     assert tree["a_b"]["k"] == "all"
     assert tree["c"]["references"] == "all"
     assert tree["my-boolq"]["source"] == {
