@@ -243,7 +243,11 @@ def test_an_adapted_task_keeps_its_template(declared, tmp_path, capsys) -> None:
     adapted = path / "adapt-all/models/unseen-100-13"
     given = [str(path), "-k", "adapt.max_steps=1"]
     assert adapt.main(given) == 0
-    assert "repeat the command with --save" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert re.search(r"test ┃ copy ┃ major ┃ jobs ┃", shown)
+    # By hand: four rows, the last without a right option; most training rows are `good`.
+    assert re.search(r"unseen │ accuracy │ [^│]+│ [^│]+│  0.0 │  50.0 │", shown)
+    assert "repeat the command with --save" in shown
     assert adapt.main([*given, "--save"]) == 0
     assert f"mttl predict --adapted {adapted} --in FILE" in capsys.readouterr().out
     with pytest.raises(TaskError, match=f"adapted model is in '{adapted}': .* add it by --adapted"):
