@@ -106,8 +106,9 @@ def new_tasks(
             gym.samples(task)  # rejects unknown names
     if not tasks:
         raise TaskError(
-            "--tasks selects no task; give names separated by commas, a file of new tasks, or test "
-            f"or dev if the partition '{data.partition}' has such tasks (key `side` in a task file)"
+            "--tasks selects no task (test and dev are sides of the partition "
+            f"'{data.partition}'). Give a file of new tasks (--tasks FILE.yaml) or names separated "
+            "by commas, or write `side: test` under a new task in the task file of the training"
         )
     known = [task for task in tasks if task in seen]
     if known and not allow_seen:

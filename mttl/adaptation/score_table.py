@@ -10,6 +10,8 @@ from mttl.adaptation.plan import FewShotResult
 from mttl.analysis.bootstrap import mean_and_interval
 from mttl.io.errors import some
 from mttl.runtime.text_table import TextTable
+from mttl.training.predictions import Result
+from mttl.training.report import HEADINGS, MEANING
 from mttl.training.text_to_text import mean_score
 
 
@@ -34,12 +36,16 @@ def few_shot_table(
     results: Sequence[FewShotResult],
     title: str = "Adaptation (%)",
     reference: Sequence[FewShotResult] = (),
+    baselines: Mapping[str, Sequence[Result]] | None = None,
 ) -> Table:
     """Return a table of mean ± standard deviation per task in %, and the mean over tasks.
 
-    With ``reference``, the caption has the average relative gain over it.
+    With ``reference``, the caption has the average relative gain over it. ``baselines`` are test
+    scores from `mttl.training.report.baseline_results`.
     """
-    table = TextTable(title, digits=1).words("task", "metric").numbers("dev", "test", "jobs")
+    beside = baselines or {}
+    table = TextTable(title, digits=1).words("task", "metric")
+    table.numbers("dev", "test", *(HEADINGS[name] for name in beside), "jobs")
     if not results:
         table.caption = "No job has finished yet"
         return table
@@ -50,13 +56,16 @@ def few_shot_table(
     scores = [by_task(results, split) for split in splits]
     for task, own in scores[-1].items():
         cells = [_spread(column[task]) for column in scores]
+        cells += [100 * row.score for rows in beside.values() for row in rows if row.task == task]
         table.add(task, metrics[task], *blank, *cells, len(own))
     table.add_section()
     means = [100 * float(mean_score(list(map(mean_score, column.values())))) for column in scores]
+    means += [100 * rows[-1].score for rows in beside.values()]
     table.add("mean", "", *blank, *means, len(results))
     missing = {split: sum(math.isnan(getattr(x, split)) for x in results) for split in splits}
     undefined = " and ".join(f"{count} {split}" for split, count in missing.items() if count)
-    parts = [_interval(results), _gain(results, reference) if reference else ""]
+    parts = [MEANING] if beside else []
+    parts += [_interval(results), _gain(results, reference) if reference else ""]
     parts += [undefined and f"Undefined scores count as 0: {undefined}"]
     if n_empty := sum(result.n_empty for result in results):
         n_answers, silent = sum(result.n_answers for result in results), silent_tasks(results)

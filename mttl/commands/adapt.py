@@ -83,6 +83,7 @@ def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[s
     from mttl.adaptation.new_tasks import Adaptation
     from mttl.adaptation.plan import Results, read_samples
     from mttl.adaptation.score_table import few_shot_table
+    from mttl.training.report import baseline_results
 
     console, status = make_console(), make_console(stderr=True)
     given = {"allow_seen": options.allow_seen, "backbone": options.backbone}
@@ -121,8 +122,15 @@ def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[s
     if len(ended) < len(adaptation.jobs):
         title += f"; {len(ended)} of {len(adaptation.jobs)} jobs finished"
     known = Results(Path(options.reference)).finished.values() if options.reference else ()
-    console.print(few_shot_table(ended, title, list(known)))
+    data = config.data.model_copy(update={"samples": [result.sample for result in ended]})
+    metrics = {result.task: result.metric for result in ended}
+    baselines = baseline_results(adaptation.gym, metrics, "test", data, 0) if ended else None
+    console.print(few_shot_table(ended, title, list(known), baselines))
     console.print(f"The results are in {folder}", highlight=False)
     if options.save:
         console.print(f"The adapted models are in {folder / 'models'}", highlight=False)
+        one = f"mttl predict --adapted {model_folder(adaptation.jobs[0])} --in FILE --out FILE"
+        console.print(f"Answer a table: {one}", highlight=False, soft_wrap=True)
+    else:
+        console.print("To predict or serve with the adapted models, repeat the command with --save")
     diverged.report()

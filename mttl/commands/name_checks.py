@@ -52,9 +52,10 @@ def check_run_task(task: str | None, *runs: str | Path) -> None:
     if task is not None and all(known) and task not in tasks:
         named = ", ".join(f"'{run}'" for run in runs)
         what = "level" if all(map(has_policies, runs)) else "task"
-        raise TaskError(
-            f"{named} has no {what} '{task}'.{nearest(task, tasks) or f' It has {some(tasks)}.'}"
-        )
+        advice = nearest(task, tasks) or f" It has {some(tasks)}."
+        if kept := [folder for run in runs for folder in Path(run).glob(f"*/models/{task}-*-*")]:
+            advice = f" Its adapted model is in '{kept[0]}': name it, or add it by --adapted."
+        raise TaskError(f"{named} has no {what} '{task}'.{advice}")
 
 
 def check_different(name: str, folders: Sequence[str]) -> None:

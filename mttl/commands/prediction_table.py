@@ -76,8 +76,8 @@ def prediction_table(options: Namespace) -> None:
     kind = options.format or _kind_of_both(options.questions, options.out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
     models, metrics = load_tasks(options.source, options.adapted, options.backbone)
-    asked = _with_inputs(rows, options, models, place)
-    check_questions(asked, place)
+    asked, lacking = _with_inputs(rows, options, models, place)
+    check_questions(asked, place, lacking)
     names = _tasks_of(asked, options.task, models, place)
     n_empty = names.count("")
     if n_empty:  # from an earlier start
@@ -161,18 +161,23 @@ def _answer(
     return found
 
 
-def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> Rows:
-    """Return the rows with inputs and right answers by the given or the run's templates."""
+def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> tuple[Rows, str]:
+    """Return the rows with inputs and right answers by the given or the run's templates.
+
+    The text is a template whose columns a row lacks, by default that of the column ``input``.
+    """
     given = None if options.template is None else RecordTemplate(input=options.template)
     known = {name: model.form.task_templates.get(name) for name, model in models.items()}
     alone = next(iter(models)) if len(models) == 1 else None
-    asked = []
+    asked, lacking = [], "{input}"
     for number, row in enumerate(rows, 1):
         template = given or known.get(str(row.get("task") or options.task or alone))
         if template is not None and (given or template.fits(row)):
             row = template.filled(row, f"{place}, row {number}")
+        elif template is not None:
+            lacking = template.input
         asked.append(row)
-    return asked
+    return asked, lacking
 
 
 def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[str]:

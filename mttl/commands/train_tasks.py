@@ -74,10 +74,10 @@ def dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
 
 def fitted(config: Config) -> Config:
     """Return the configuration with the lengths of the data, if it asks for them."""
+    sizes = architecture(config.backbone)[1]  # a wrong name is found before data are converted
     if not config.data.fit_lengths and config.data.max_cut is None:
         return config
     gym, tasks = training_tasks(config)
-    sizes = architecture(config.backbone)[1]
     positions = getattr(sizes, "max_position_embeddings", None)
     n_prompt = sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt")
     data = with_lengths(

@@ -13,7 +13,8 @@ from typing import Any
 from mttl.io.errors import TaskError
 from mttl.io.reading import parse_json, shown, table_rows
 from mttl.tasks.filters import RecordError
-from mttl.tasks.template import as_text
+from mttl.tasks.rows import delimiter_of
+from mttl.tasks.template import as_text, template_fields
 
 FORMATS = ("tsv", "csv", "jsonl")
 ANSWER, PROBABILITIES, UNANSWERED = "prediction", "probabilities", "unanswered"
@@ -29,9 +30,10 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
             for number, line in enumerate(text.split("\n"), 1)
             if line.strip()
         ]
-    delimiter = "\t" if kind == "tsv" else ","
+    delimiter = "\t" if kind == "tsv" else delimiter_of(text.partition("\n")[0])
     advice = "Correct the table (quotes work only in CSV), or use JSONL"
-    rows = table_rows(text, place, TaskError, delimiter=delimiter, advice=advice)
+    form = {"delimiter": delimiter, "quoted": kind == "csv", "advice": advice}
+    rows = table_rows(text, place, TaskError, **form)
     return [row for _, row in rows]
 
 
@@ -40,15 +42,17 @@ def guess_kind(text: str) -> str:
     return "jsonl" if text.startswith("{") else "tsv"
 
 
-def check_questions(rows: Rows, place: str) -> None:
+def check_questions(rows: Rows, place: str, template: str = "{input}") -> None:
     """Check the rows of an input table; some may have no input.
 
-    Raises a `TaskError` if no row has an input, or a value has a wrong type.
+    Raises a `TaskError` if no row has an input, or a value has a wrong type; ``template`` is one
+    of the run that the rows lack columns for.
     """
     if rows and not any("input" in row for row in rows):
         found = ", ".join(map(str, rows[0])) or "nothing"
+        needed = "', '".join(sorted(template_fields(template) - rows[0].keys()) or ["input"])
         raise TaskError(
-            f"{place}, row 1: the column 'input' is missing; columns are {shown(found)}. Add a "
+            f"{place}, row 1: the column '{needed}' is missing; columns are {shown(found)}. Add a "
             "header with it, or name the columns with --input TEMPLATE"
         )
     for number, row in enumerate(rows, 1):

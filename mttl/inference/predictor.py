@@ -285,8 +285,22 @@ class Predictor:
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
         prompts = self.encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
         task_ids = self.task_ids(names).to(self.device)
+        sizes = {"per_token": per_token, "batch_size": batch_size}
+        return self.choose_encoded(task_ids, prompts, ids, **sizes, on_rows=on_rows)
+
+    def choose_encoded(
+        self,
+        task_ids: torch.Tensor,
+        prompts: Sequence[Sequence[int]],
+        ids: Sequence[Mapping[str, Sequence[int]]],
+        *,
+        per_token: bool,
+        batch_size: int = 64,
+        on_rows: Callable[[int], object] = lambda n: None,
+    ) -> list[OptionChoice]:
+        """Choose as `choose` does, given encoded prompts, and the `choice_ids` of each."""
         self.model.eval()
-        found: list[OptionChoice] = [OptionChoice("", {})] * len(texts)
+        found: list[OptionChoice] = [OptionChoice("", {})] * len(prompts)
         n_prompts = max(1, batch_size // max(map(len, ids)))
         for rows in batches_by_length([len(prompt) for prompt in prompts], n_prompts):
             with self.precision.forward_context():

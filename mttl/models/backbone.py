@@ -2,8 +2,9 @@
 
 import copy
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from mttl.io.errors import ConfigError, nearest, raised_as
 from mttl.io.reading import reason
 from mttl.models.model_names import check_model_name, unreachable
 from mttl.models.quantised import check_quantisation, quantisation_settings, return_freed_memory
+from mttl.runtime.libraries import quiet_loading
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ def load_pretrained(
     torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
     kind, config = read_architecture(name, revision=revision, gguf_file=gguf_file)
     where = _where(revision, gguf_file)
-    with _reached("backbone.name", name):
+    quiet = nullcontext() if sys.stderr.isatty() else quiet_loading()
+    with _reached("backbone.name", name), quiet:
         packed = _packing(name, config, kind, torch_dtype, quantize, train=train)
         if empty:
             with torch.device("meta"):

@@ -40,4 +40,7 @@ def unreachable(key: str, name: str, cause: str) -> str:
 
 
 def _advice(key: str) -> str:
-    return f"Set its current folder: {key}=DIR, or --backbone DIR for a trained run"
+    return (
+        f"Give a folder that `save_pretrained` of transformers wrote, such as data/backbone: "
+        f"--backbone DIR, or {key}=DIR"
+    )

@@ -21,13 +21,22 @@ from mttl.serving.stream_decoder import StreamDecoder, TokenScore
 def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> None:
     """Answer a batch; each answer is sent as soon as it is complete.
 
-    All requests have the same number of beams, and with several beams the same length.
+    All requests have the same number of beams, and with several beams the same length. Either all
+    or none have options.
     """
     if wanted[0].alone is not None:
         wanted[0].alone()
         wanted[0].send(Piece(finish="stop"))
         return
     prompts = [row.prompt for row in wanted]
+    task_ids = torch.tensor([row.task_id for row in wanted], device=predictor.device)
+    if wanted[0].options:
+        options = [row.options for row in wanted]
+        chosen = predictor.choose_encoded(task_ids, prompts, options, per_token=predictor.per_token)
+        for row, choice in zip(wanted, chosen, strict=True):
+            n_tokens = len(row.options[choice.answer]) - 1  # without the end
+            row.send(Piece(choice.answer, finish="stop", n_tokens=n_tokens))
+        return
     decoder_only = predictor.decoder_only
     inputs = padded_inputs(prompts, pad_id_of(predictor.tokenizer), left=decoder_only)
     # The output of an encoder–decoder begins with one start token; others repeat the prompt.
@@ -36,7 +45,6 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     settings |= {**predictor.search, "max_new_tokens": max(row.most_tokens for row in wanted)}
     ends = tokens_at_end(predictor, "eos_token_id")
     answers = [StreamDecoder(row, predictor.tokenizer, ends) for row in wanted]
-    task_ids = torch.tensor([row.task_id for row in wanted], device=predictor.device)
     predictor.model.eval()
     if wanted[0].n_beams > 1:
 

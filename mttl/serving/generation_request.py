@@ -1,6 +1,6 @@
 """One requested answer, and the pieces in which it is sent."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -40,6 +40,8 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()  # texts that end the answer
     n_logprobs: int | None = None  # alternatives per token; None: tokens are not scored
     stream: bool = False
+    # Ids of the answers to choose from, by text; empty to generate.
+    options: Mapping[str, Sequence[int]] = field(default_factory=dict)
     # Receives the pieces in the model's thread.
     send: Callable[[Piece], object] = field(repr=False)
     # Computes the answer differently, in a separate batch; `send` reports its end.

@@ -74,6 +74,8 @@ class _Waiting(NamedTuple):
         row = self.wanted
         if row.alone is not None:
             return id(row), 1, 0
+        if row.options:
+            return id(self.predictor), 0, 0
         return id(self.predictor), row.n_beams, row.most_tokens if row.n_beams > 1 else 0
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from mttl.data.encode import PromptPrefix
 from mttl.data.prompt_form import PromptForm
@@ -22,6 +22,12 @@ class ServedTask:
     predictor: Predictor
     most_tokens: int  # largest ``max_tokens``; the training length is always allowed
     truncate: bool  # truncate long inputs as in training; otherwise they are rejected
+
+    @cached_property
+    def options(self) -> dict[str, list[int]]:
+        """Ids of the options of the task by text; empty if it has none."""
+        given = self.predictor.form.task_options.get(self.name)
+        return self.predictor.choice_ids(given, self.name) if given else {}
 
     def encode(
         self, questions: Sequence[str], prompt_prefix: PromptPrefix | None = None
@@ -63,14 +69,17 @@ class ServedTask:
     ) -> list[GenerationRequest]:
         """Return the requested answers, ``n`` for each input.
 
-        ``send`` receives the pieces of each answer, with its index.
+        A task with options answers one of them, unless the request samples, asks for
+        log-probabilities or has earlier turns. ``send`` receives the pieces of each answer, with
+        its index.
         """
         if (n_wanted := len(prompts) * request.n) > MOST_ANSWERS:
             problem = f"{len(prompts)} inputs with n={request.n} need {n_wanted} answers"
             raise ApiError(400, f"{problem}; the maximum is {MOST_ANSWERS}", param="n")
-        asked = request.max_tokens
+        asked, several = request.max_tokens, False
         if isinstance(request, ChatRequest):
             asked = asked or request.max_completion_tokens
+            several = any(message.role == "assistant" for message in request.messages)
         usual, decoder_only = self.predictor.search["max_new_tokens"], self.predictor.decoder_only
         most_tokens, allowed = asked or usual, max(self.most_tokens, usual)
         config = self.predictor.model.backbone.config
@@ -84,6 +93,7 @@ class ServedTask:
         temperature = request.temperature
         if temperature is None:  # OpenAI's default if top_p is given; otherwise the run's search
             temperature = 0.0 if request.top_p is None else 1.0
+        generates = temperature > 0 or request.n_logprobs is not None or several
         n_beams = 1 if temperature > 0 else self.predictor.search["num_beams"]
         if n_beams > 1 and request.n_logprobs is not None:
             problem = f"no logprobs for the {n_beams} beams of the run; set a temperature above 0"
@@ -98,6 +108,7 @@ class ServedTask:
             "stop": tuple(request.stop),
             "n_logprobs": request.n_logprobs,
             "stream": request.stream,
+            "options": {} if generates else self.options,
         }
         return [
             GenerationRequest(

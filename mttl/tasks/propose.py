@@ -2,10 +2,11 @@
 
 Each file is a task, or a split of one if a word such as ``train`` ends its name or that of its
 folder. Columns are recognised by their names, otherwise by their values. Every proposal is checked
-by converting all records.
+by converting all records; a file that cannot be read is reported, and the others are proposed.
 """
 
 import json
+import logging
 import re
 import tempfile
 from collections import Counter
@@ -21,6 +22,8 @@ from mttl.tasks.rows import DELIMITERS, RECORD_ENDINGS, is_saved, read_records
 from mttl.tasks.sample_files import write_samples
 from mttl.tasks.task import FROM_TRAIN, published_sums
 from mttl.tasks.task_file import parse_tasks
+
+_log = logging.getLogger(__name__)
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -51,6 +54,7 @@ class _Column:
     n_empty: int = 0
     n_rows: int = 0
     n_characters: int = 0
+    n_words: int = 0
     longest: int = 0
     kinds: set[type] = field(default_factory=set)
     values: Counter[Any] = field(default_factory=Counter)
@@ -67,6 +71,7 @@ class _Column:
             return
         text = value.strip() if isinstance(value, str) else str(value)
         self.n_characters += len(text)
+        self.n_words += len(text.split())
         self.longest = max(self.longest, len(text))
         if len(self.values) <= _MOST_VALUES:
             self.values[value if isinstance(value, bool) else text] += 1
@@ -74,6 +79,11 @@ class _Column:
     @property
     def is_text(self) -> bool:
         return bool(self.kinds) and self.kinds <= {str, int, float}
+
+    @property
+    def is_prose(self) -> bool:
+        """True for texts of three words and more on average, unlike names and numbers."""
+        return self.kinds == {str} and not self.is_class and self.n_words >= 3 * self.n_rows
 
     @property
     def is_list(self) -> bool:
@@ -90,7 +100,7 @@ def propose(folder: str | Path) -> str:
     """Return the text of a task file for the data in a folder; paths are as ``folder`` is given.
 
     Raises:
-        TaskError: If there are no data, or a file cannot be read as records.
+        TaskError: If there are no data, or no task can be proposed.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -101,9 +111,12 @@ def propose(folder: str | Path) -> str:
             f"'{folder}' has no data: files must end in one of {', '.join(RECORD_ENDINGS)}, or be "
             "folders of `save_to_disk`"
         )
-    tasks = [_task(name, files) for name, files in found.items()]
-    if all(text.startswith("  #") for text in tasks):
-        raise TaskError("no task can be proposed:\n" + "".join(tasks).replace("  # ", ""))
+    tasks = [_task_or_problem(name, files) for name, files in found.items()]
+    problems = [text.removeprefix("  # ") for text in tasks if text.startswith("  #")]
+    if len(problems) == len(tasks):
+        raise TaskError("no task can be proposed:\n" + "".join(problems))
+    for problem in problems:
+        _log.warning("no task for %s", problem.rstrip())
     return "tasks:\n" + "\n".join(tasks)
 
 
@@ -140,6 +153,13 @@ def _data_in(folder: Path) -> Iterator[Path]:
             yield from _data_in(path)
         elif path.is_dir() or path.name.endswith(RECORD_ENDINGS):
             yield path
+
+
+def _task_or_problem(name: str, files: Mapping[str, Path]) -> str:
+    try:
+        return _task(name, files)
+    except TaskError as error:
+        return f"  # {name}: {_one_line(str(error))}\n"
 
 
 def _task(name: str, files: Mapping[str, Path]) -> str:
@@ -293,9 +313,11 @@ def _output(columns: Mapping[str, _Column]) -> str | None:
 
 
 def _inputs(columns: Mapping[str, _Column], output: str) -> list[str]:
-    """Return the columns of the input: by name, or the longest."""
+    """Return the columns of the input: all with a known name or sentences, or the longest."""
     able = [key for key, one in columns.items() if key != output and one.is_text]
-    known = [key for key in able if _place(key, _INPUTS) < len(_INPUTS)]
+    answers = [key for key in able if _place(key, _OUTPUTS) < len(_OUTPUTS)]
+    prose = [key for key in able if columns[key].is_prose and key not in answers]
+    known = [key for key in able if _place(key, _INPUTS) < len(_INPUTS) or key in prose]
     return known or sorted(able, key=lambda key: -columns[key].n_characters)[:1]
 
 

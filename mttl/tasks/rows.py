@@ -175,7 +175,7 @@ def read_records(
         lines, quoted = text_lines(path), ".csv" in path.suffixes[-2:]
         first = next(lines, "")
         if delimiter is None:
-            delimiter = _delimiter_of(first) if quoted else "\t"
+            delimiter = delimiter_of(first) if quoted else "\t"
         advice = "Correct the line, or set the separator of the cells by 'delimiter' in source"
         table = {"delimiter": delimiter, "quoted": quoted, "names": columns, "advice": advice}
         lines = chain([first], lines)
@@ -207,8 +207,8 @@ def _arrow_records(path: Path, *, saved: bool) -> Iterator[dict[str, Any]]:
         raise TaskError(f"'{path}' cannot be read ({reason(error)}); copy it again") from error
 
 
-def _delimiter_of(line: str) -> str:
-    """Return the separator of a first line: a comma, or else the one with the most cells."""
+def delimiter_of(line: str) -> str:
+    """Return the separator of a CSV's first line: a comma, or else the one with the most cells."""
     counts = dict.fromkeys(DELIMITERS, 1)
     with suppress(csv.Error):
         for mark in DELIMITERS:

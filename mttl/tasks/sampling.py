@@ -84,9 +84,10 @@ def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[I
     most = max(map(len, groups))
     if task.source.dev is None and k >= most:
         what = "all" if most == len(pool) else "all with the most frequent output"
+        advice = f"set k below {most}" if most > 1 else "add lines"
         raise TaskError(
             f"task '{task.name}': k is {k}, so train would take {what} of the lines ({most}) and "
-            f"leave none for dev; set k below {most}, or name separate lines with 'dev' in source"
+            f"leave none for dev; {advice}, or name separate lines with 'dev' in source"
         )
     train, dev = (np.concatenate([group[a:b] for group in groups]) for a, b in ((0, k), (k, 2 * k)))
     return order[train], order[dev]

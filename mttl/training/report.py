@@ -40,6 +40,7 @@ from mttl.training.text_to_text import TextToTextModule
 
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
+MEANING = "copy: the input as the answer; major: the most frequent training answer"
 ROWS_PER_TASK = 16  # rows for mean attention; more hardly change it
 
 
@@ -145,7 +146,7 @@ def result_table(
             columns[split, HEADINGS.get(name, name)] = rows
     table = TextTable("Scores per task (%)", digits=1).words("task", "metric")
     table.numbers(*(heading for _, heading in columns))
-    table.caption = "copy: the input as the answer; major: the most frequent training answer"
+    table.caption = MEANING
     if any(math.isnan(result.score) for result in results):
         table.caption += "; nan: undefined, counts as 0 in the mean"
     names = {result.task: result.metric for result in results if result.task != MEAN}

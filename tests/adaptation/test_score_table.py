@@ -8,6 +8,8 @@ import pytest
 
 from mttl.adaptation.plan import FewShotResult
 from mttl.adaptation.score_table import average_relative_gain, few_shot_table, silent_tasks
+from mttl.training.predictions import Result, mean_result
+from mttl.training.report import MAJORITY
 
 
 def result(
@@ -29,6 +31,13 @@ def test_the_table_averages_samples_then_tasks() -> None:
     assert cells[3] == ["30.0 ± 14.1", "90.0", "60.0"]
     assert cells[4] == ["2", "1", "3"]
     assert "3 of 12 answers are empty" in caption(rows)
+    own = [
+        Result(task, "test", "1", 13, "EM", score, 4) for task, score in (("a", 0.25), ("b", 1.0))
+    ]
+    beside = few_shot_table(rows, "title", baselines={MAJORITY: [*own, mean_result(own)]})
+    cells = [[column.header, *column.cells] for column in beside.columns[4:]]
+    assert cells == [["major", "25.0", "100.0", "62.5"], ["jobs", "2", "1", "3"]]
+    assert "major: the most frequent training answer. No confidence" in str(beside.caption)
 
 
 def test_an_undefined_score_counts_as_0_and_is_told() -> None:

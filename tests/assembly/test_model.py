@@ -149,7 +149,7 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ("router/token_top2.yaml", "moe.stacks=[model]", "stacks: this backbone has no 'model'"),
         ("router/token_top2.yaml", "moe.targets=[wrong]", "section moe: the target 'wrong' match"),
         # A backbone that is missing is not blamed on the tokenizer.
-        ("", "backbone.kind=pretrained; backbone.name=./nowhere", "current folder:"),
+        ("", "backbone.kind=pretrained; backbone.name=./nowhere", "Give a folder that"),
     ],
 )
 def test_what_cannot_be_built(fragment: str, override: str, message: str) -> None:

@@ -158,8 +158,8 @@ def test_a_reference_is_read_and_left_as_it_is(folder, tmp_path, capsys, refused
 
 def test_mistakes_are_answered(folder, tmp_path, refused) -> None:
     for more, message in (
-        (("--tasks", "dev"), "--tasks selects no task; give names separated by commas, a file"),
-        (("--tasks", ","), "--tasks selects no task; give names separated by commas, a file"),
+        (("--tasks", "dev"), "selects no task (test and dev are sides of the partition '"),
+        (("--tasks", ","), "Give a file of new tasks (--tasks FILE.yaml) or names separated by"),
         (("--samples", "13;7"), "' must be numbers separated by commas, such as 13,21"),
         (("--shard", "3/2"), "argument --shard"),
         (("--shard", "two"), "argument --shard"),

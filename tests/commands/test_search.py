@@ -210,7 +210,7 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
         ((), "search.grid, search.points and search.ranges are empty"),
         (("search.grid={adapt.lr: [1e-3, -1]}",), "trial adapt.lr=-1: adapt.lr: '-1' must be grea"),
         ((low,), "trial adapt.warmup=-1: adapt.warmup"),
-        ((GRID, "--tasks", "test"), "--tasks selects no task; give names separated by commas, a"),
+        ((GRID, "--tasks", "test"), "--tasks selects no task (test and dev are sides of the"),
     ):
         assert message in refused(search.main, *arguments(folder, out, *more))
     assert not started

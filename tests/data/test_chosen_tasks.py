@@ -111,6 +111,13 @@ def test_a_task_that_cannot_be_converted_is_named(tasks, run_file, old, new, mes
     assert list(tasks.parent.rglob("first")) == []
 
 
+def test_an_unknown_backbone_is_refused_before_the_data_are_converted(run_file: Path) -> None:
+    unknown = ["backbone.kind=pretrained", "backbone.name=nowhere"]
+    with pytest.raises(ConfigError, match=r"'nowhere'.*: --backbone DIR, or backbone.name=DIR"):
+        train(run_file, "own", *unknown)
+    assert not gym_folder(load_config([str(run_file)])).exists()
+
+
 def test_mistakes_in_the_section(tasks: Path) -> None:
     config = write_config(tasks.with_name("run.yaml"), tasks.parent)
     for both in (["data.dir=null"], [f"data.tasks={tasks}"]):
@@ -211,6 +218,8 @@ def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, caps
 
     # Another file, and options from a file.
     table.write_text("text\nx\n")
+    with pytest.raises(TaskError, match=r"row 1: the column 'message' is missing; .*text"):
+        predict.main(["--from", str(path), "--in", str(table), "--task", "intent"])
     (tmp_path / "labels.txt").write_text("one\ntwo words\n\n")
     choices = ["--choices", f"@{tmp_path / 'labels.txt'}", "--input", "Mail: {text}"]
     (tmp_path / "out.csv").unlink()
@@ -229,11 +238,20 @@ def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, caps
     assert "- `mood`: `Mail: {message}`" in card
 
 
-@pytest.mark.slow
-def test_an_adapted_task_keeps_its_template(declared, tmp_path) -> None:
+def test_an_adapted_task_keeps_its_template(declared, tmp_path, capsys) -> None:
     path, _ = declared
-    assert adapt.main([str(path), "--save", "-k", "adapt.max_steps=1"]) == 0
     adapted = path / "adapt-all/models/unseen-100-13"
+    given = [str(path), "-k", "adapt.max_steps=1"]
+    assert adapt.main(given) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"test ┃ copy ┃ major ┃ jobs ┃", shown)
+    # By hand: four rows, the last without a right option; most training rows are `good`.
+    assert re.search(r"unseen │ accuracy │ [^│]+│ [^│]+│  0.0 │  50.0 │", shown)
+    assert "repeat the command with --save" in shown
+    assert adapt.main([*given, "--save"]) == 0
+    assert f"mttl predict --adapted {adapted} --in FILE" in capsys.readouterr().out
+    with pytest.raises(TaskError, match=f"adapted model is in '{adapted}': .* add it by --adapted"):
+        predict.main([str(path), "--task", "unseen"])
     (tmp_path / "new.csv").write_text("message\ntext 1\n")
     given = ["--adapted", str(adapted), "--in", str(tmp_path / "new.csv")]
     assert predict.main([*given, "--out", str(tmp_path / "out.csv")]) == 0

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from mttl.inference.input_table import (
     text_of,
 )
 from mttl.io.errors import TaskError
+from mttl.tasks.rows import DELIMITERS, read_records
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -27,6 +29,15 @@ def test_a_table_is_read_as_it_was_written(kind: str) -> None:
     ]
     text = format_header(["task", "input"], kind) + format_rows(rows, ["task", "input"], kind)
     assert parse_rows_of(text + " \n\n", kind, "x") == rows
+
+
+@pytest.mark.parametrize("mark", DELIMITERS)
+def test_csv_is_read_with_each_separator_of_training_files(mark: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f'text{mark}label\n"a{mark} b, c"{mark}good\n', encoding="utf-8")
+    rows = parse_rows_of(path.read_text("utf-8"), "csv", "x")
+    assert rows == list(read_records(path)) == [{"text": f"a{mark} b, c", "label": "good"}]
+    assert parse_rows_of("input\na;b\n", "csv", "x") == [{"input": "a;b"}]
 
 
 def test_the_format_of_a_pipe_is_read_off_its_start() -> None:

@@ -147,10 +147,12 @@ def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
 
 
 @pytest.mark.parametrize("family", BACKBONES)
-def test_a_folder_gives_the_same_model(family: str, tmp_path: Path) -> None:
+def test_a_folder_gives_the_same_model(family: str, tmp_path: Path, capsys) -> None:
     original = BACKBONES[family]()
     original.save_pretrained(tmp_path)
+    capsys.readouterr()
     loaded = load_pretrained(str(tmp_path))
+    assert capsys.readouterr().err == ""  # no bar in a pipe
     assert type(loaded) is type(original)
     assert not loaded.training
     assert is_decoder_only(loaded) == (family in ("llama", "gpt2"))

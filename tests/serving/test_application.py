@@ -80,6 +80,32 @@ def test_answers_are_those_of_the_run(run: Built) -> None:
         assert ask.models.retrieve("copy").id == "copy"
 
 
+def test_tasks_with_options_choose_as_the_run_does(run: Built) -> None:
+    """Sampling, log-probabilities and earlier turns generate; other parameters change nothing."""
+    options = ["ab", "c", "bba"]
+    run = replace(run, form=run.form.model_copy(update={"task_options": {"copy": options}}))
+    expected = run.predict("copy", WORDS)
+    assert set(expected) <= {*options}
+    free = run.predict("copy", WORDS, max_new_tokens=6)
+    assert free != expected
+    same: list[dict[str, Any]] = [{}, {"temperature": 0, "max_tokens": 1, "stop": ["b"], "seed": 1}]
+    others: list[dict[str, Any]] = [{"temperature": 1, "top_p": 1e-9}, {"logprobs": 1}]
+    with serve(run) as served, client(served.address) as ask:
+        for settings, answers in [(x, expected) for x in same] + [(x, free) for x in others]:
+            given: dict[str, Any] = {"model": "copy", "prompt": WORDS, **settings}
+            assert [choice.text for choice in ask.completions.create(**given).choices] == answers
+        reply = ask.chat.completions.create(model="copy", messages=chat("ab"), n=2, max_tokens=5)
+        assert {(c.message.content, c.finish_reason) for c in reply.choices} == {
+            (expected[0], "stop")
+        }
+        assert reply.usage
+        assert reply.usage.completion_tokens == 2 * len(expected[0])  # bytes
+        parts = ask.completions.create(model="copy", prompt="ab", stream=True)
+        assert "".join(part.choices[0].text for part in parts) == expected[0]
+        plain = ask.completions.create(model="reverse", prompt=WORDS)
+        assert [choice.text for choice in plain.choices] == run.predict("reverse", WORDS)
+
+
 def test_mixtures_are_models(folders: dict[str, Path]) -> None:
     run = mttl.load(folders["t5"])
     with torch.no_grad():
@@ -131,10 +157,14 @@ def test_conversations_are_those_of_the_chat_template(tmp_path: Path) -> None:
     backbone = {**TINY_LLAMA, "tokenizer": tokenizer, "initial_scale": {"*": 8.0}}
     data = {"template": "chat", "max_input_length": 160, "prefix": "name"}
     run = mttl.load(make_run(tmp_path, backbone=backbone, data=data))
+    options = {"task_options": {"copy": ["a", "b"]}}
+    run = replace(run, form=run.form.model_copy(update=options))
     seen: list[list[int]] = []
+    chose: list[bool] = []
 
     def answer(predictor: Any, wanted: Any) -> None:
         seen.extend(list(row.prompt) for row in wanted)
+        chose.extend(bool(row.options) for row in wanted)
         answer_batch(predictor, wanted)
 
     with serve(run, answer=answer) as served, client(served.address) as ask:
@@ -151,6 +181,7 @@ def test_conversations_are_those_of_the_chat_template(tmp_path: Path) -> None:
             # Special tokens that a client spells are ordinary text.
             ends = run.tokenizer.convert_tokens_to_ids("<extra_id_2>")
             assert seen[0].count(ends) == len(messages)
+            assert chose[-1] is (len(messages) == 2)  # earlier turns generate
         with pytest.raises(openai.BadRequestError, match=r"longest input \(160 tokens\)"):
             ask.chat.completions.create(model="copy", messages=[*TOLD[1:3] * 20, TOLD[3]])  # type: ignore[list-item]
         encoder = served.service.tasks["copy"].predictor.encoder

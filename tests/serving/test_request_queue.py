@@ -62,13 +62,15 @@ def test_what_waits_is_collected_by_model_and_search(model: Model) -> None:
     queue.put(OTHER, [row("c")])
     queue.put(ONE, [row("d", n_beams=2), row("e", n_beams=2, most_tokens=6)])
     queue.put(ONE, [row("f", n_beams=2), row("g"), row("h")])
-    assert len(queue) == 8
+    queue.put(ONE, [row("i", options={"a": [1]}), row("j", n_beams=2, options={"b": [2]})])
+    assert len(queue) == 10
     assert finish(queue, model) == [
         (ONE, ["a", "b", "g"]),
         (OTHER, ["c"]),
         (ONE, ["d", "f"]),
         (ONE, ["e"]),
         (ONE, ["h"]),
+        (ONE, ["i", "j"]),
     ]
 
 

@@ -175,7 +175,7 @@ def test_each_proposal_trains_as_printed(make, tmp_path, monkeypatch, capsys) ->
     assert lengths["max_input_length"] < 4096
 
 
-def test_names_splits_and_notes(tmp_path, monkeypatch) -> None:
+def test_names_splits_and_notes(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.chdir(tmp_path)
     rows = pairs(lambda i: f"text {i}")
     for name in ("boolq/train.csv", "boolq/test.csv", "a b_valid.csv", "a b.csv"):
@@ -186,9 +186,19 @@ def test_names_splits_and_notes(tmp_path, monkeypatch) -> None:
     write_jsonl(Path("data/d.jsonl"), [{"messages": [{"role": "user"}]}])
     write_jsonl(Path("data/e.jsonl"), [{"text": f"{i}", "label": i % 2 == 0} for i in range(20)])
     write_csv(Path("data/only_test.csv"), rows)
+    columns = {"id": "a-1", "statement": "it has rained for days", "evidence": "the road was wet"}
+    pair = [{**columns, "by": f"Ann Lee-{i}", "label": i % 2} for i in range(20)]
+    write_jsonl(Path("data/pair.jsonl"), pair)
+    Path("data/broken.jsonl").write_text('{"text": "a", "label": "b"}\n{"text": \n')
+    write_jsonl(Path("data/two.jsonl"), [{"text": "a", "label": "b"}] * 2)
     text = propose("data")
     tree = yaml12.parse(text)["tasks"]
-    assert sorted(tree) == ["a_b", "c", "e", "my-boolq"]
+    assert sorted(tree) == ["a_b", "c", "e", "my-boolq", "pair"]
+    assert tree["pair"]["input"] == "statement: {statement} evidence: {evidence}"
+    broken = "broken: data/broken.jsonl, line 2, "
+    assert f"  # {broken}" in text
+    assert f"no task for {broken}" in caplog.text
+    assert "train would take all of the lines (1) and leave none for dev; add lines" in text
     assert tree["a_b"]["k"] == "all"
     assert tree["c"]["references"] == "all"
     assert tree["my-boolq"]["source"] == {
