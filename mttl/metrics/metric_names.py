@@ -25,6 +25,7 @@ MetricName = Literal[
     "tag-accuracy",
     "UAS",
     "LAS",
+    "token-probability",
 ]
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
 # What a metric ignores, for warnings; metrics that are meant to ignore the form are left out.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from jaxtyping import Float
 from lightning_fabric.utilities import move_data_to_device
 from rich.table import Table
@@ -20,10 +19,9 @@ from mttl.analysis.token_counts import TokenCounts
 from mttl.analysis.token_record import write_token_record
 from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.config.data_schema import Data
-from mttl.data.collate import TrainCollator, pad_id_of
+from mttl.data.data_module import TextToTextDataModule
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
-from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.processes import rank
@@ -145,7 +143,9 @@ def result_table(
             columns[split, HEADINGS.get(name, name)] = rows
     table = TextTable("Scores per task (%)", digits=1).words("task", "metric")
     table.numbers(*(heading for _, heading in columns))
-    table.caption = "copy: the input as the answer; major: the most frequent training answer"
+    table.caption = "token-probability: 1 / perplexity"
+    if any(baselines.values()):
+        table.caption = "copy: the input as the answer; major: the most frequent training answer"
     if any(math.isnan(result.score) for result in results):
         table.caption += "; nan: undefined, counts as 0 in the mean"
     names = {result.task: result.metric for result in results if result.task != MEAN}
@@ -190,7 +190,7 @@ def has_attention(model: SkilledModel) -> bool:
 
 @torch.no_grad()
 def attention_by_task(
-    module: TextToTextModule, rows: Dataset, n_rows: int = ROWS_PER_TASK
+    module: TextToTextModule, data: TextToTextDataModule, n_rows: int = ROWS_PER_TASK
 ) -> Float[np.ndarray, "G T K"]:
     """Return the mean attention to each skill, over the tokens of some rows of each task.
 
@@ -199,8 +199,7 @@ def attention_by_task(
     """
     module.eval()
     router = module.model.router
-    pad_id = pad_id_of(module.tokenizer)
-    collate = TrainCollator(pad_id, is_decoder_only(module.model.backbone))
+    rows, collate = data.train_rows, data.collator()
     task_ids = np.array(rows["task_id"])
     sums = torch.zeros(router.n_groups, router.n_tasks, router.n_skills, dtype=torch.float64)
     with ExitStack() as hooks:
@@ -217,7 +216,7 @@ def attention_by_task(
             chosen = own[np.linspace(0, len(own) - 1, min(n_rows, len(own))).round().astype(int)]
             for number in chosen:
                 batch = collate([rows[int(number)]])
-                module.nll({name: value.to(module.device) for name, value in batch.items()})
+                module.nll(move_data_to_device(batch, module.device))
     return (sums / sums.sum(-1, keepdim=True).clamp_min(1e-12)).float().numpy()
 
 
