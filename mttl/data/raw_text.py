@@ -165,8 +165,9 @@ class InfilledSpans(Corruption):
 class RemovedSpans(Corruption):
     """Span corruption: 15 % of the tokens, in spans of 3 on average, are replaced by sentinels.
 
-    The labels are each sentinel with its span. Kept and removed segments have random lengths and
-    alternate, beginning with a kept one.
+    The labels are each sentinel with its span. Lengths of spans and of the kept segments between
+    them are random. T5's code always removes the end of a line, which is most of a short one; here
+    a kept segment may follow.
 
     References:
         Raffel et al., arXiv:1910.10683, section 3.1.4; `random_spans_noise_mask` of their code.
@@ -178,13 +179,14 @@ class RemovedSpans(Corruption):
 
     def pair(self, ids: Sequence[int], draw: random.Random) -> Pair:
         removed, n_spans = self._sizes(len(ids))
-        kept = _segments(len(ids) - removed, n_spans, draw)
-        shown, wanted, at = list[int](), list[int](), 0
-        lengths = zip(kept, _segments(removed, n_spans, draw), self._sentinels, strict=False)
-        for before, span, sentinel in lengths:
-            shown += [*ids[at : at + before], sentinel]
-            wanted += [sentinel, *ids[at + before : at + before + span]]
-            at += before + span
+        first, *kept = _segments(len(ids) - removed + 2, n_spans + 1, draw)  # ends may be empty
+        shown, wanted, at = list(ids[: first - 1]), list[int](), first - 1
+        spans = _segments(removed, n_spans, draw)
+        for sentinel, span, after in zip(self._sentinels, spans, kept, strict=False):
+            wanted += [sentinel, *ids[at : at + span]]
+            at += span
+            shown += [sentinel, *ids[at : at + after]]
+            at += after
         return self.whole(shown), self.whole(wanted)
 
     def n_labels(self, length: int) -> int:
@@ -193,15 +195,12 @@ class RemovedSpans(Corruption):
 
     def _sizes(self, length: int) -> tuple[int, int]:
         """Return the numbers of removed tokens and of spans; a single token is removed."""
-        removed = min(max(round(REMOVED * length), 1), max(length - 1, 1))
-        most = max(1, min(removed, length - removed, len(self._sentinels)))
-        return removed, min(max(round(removed / MEAN_SPAN), 1), most)
+        removed = min(max(round(REMOVED * length), 1), length)
+        return removed, min(max(round(removed / MEAN_SPAN), 1), len(self._sentinels))
 
 
 def _segments(total: int, n: int, draw: random.Random) -> list[int]:
-    """Return n random lengths, of at least 1 if possible, with a given sum."""
-    if n == 1:
-        return [total]
+    """Return n random lengths of at least 1 with a given sum; a single one may be 0."""
     ends = [0, *sorted(draw.sample(range(1, total), n - 1)), total]
     return [end - start for start, end in pairwise(ends)]
 
@@ -240,8 +239,8 @@ def mask_id(tokenizer: PreTrainedTokenizerBase, text: str | None = None) -> int:
     if sentinels := sentinel_ids(tokenizer):
         return sentinels[0]
     raise ConfigError(
-        f"{type(tokenizer).__name__} has no mask token; use one that has, or for mttl sparse set its "
-        "text by --mask"
+        f"{type(tokenizer).__name__} has no mask token; use a tokenizer with one, or for mttl "
+        "sparse set its text by --mask"
     )
 
 

@@ -24,7 +24,12 @@ MODELS = {
     | {"vocab_size": 384, "decoder_start_token_id": 0},
 }
 CLASSES = {"bert": AutoModelForMaskedLM, "llama": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}
-SHORT = ("trainer.max_steps=8", "trainer.accelerator=cpu", "optim.lr=0.01")
+SHORT = (
+    "trainer.max_steps=8",
+    "trainer.accelerator=cpu",
+    "optim.lr=0.01",
+    "optim.schedule=constant",
+)
 SHORT += ("data.max_input_length=48", "data.max_output_length=8")
 
 
@@ -123,7 +128,10 @@ def test_a_new_language_is_learnt_by_adaptation(runs: dict[str, Path], folder: P
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"kind": "label", "output": "{text}"}, "'french' is raw text (kind: text), but 'other'"),
+        (
+            {"kind": "tokens", "output": "{text}", "k": 8},
+            "'french' is raw text (kind: text), but 'other' has a head; train them in two runs",
+        ),
         ({"output": "{text|lower}"}, "kind: 'text' has no output and no options; remove them"),
         ({"metric": "ACC"}, "metric: 'token-probability' and the kind 'text' require each other"),
     ],
@@ -137,5 +145,5 @@ def test_wrong_tasks_are_refused(folder: Path, tmp_path: Path, refused, own, mes
 
 
 def test_settings_that_do_not_apply_are_refused(folder: Path, refused) -> None:
-    arguments = given(folder, "bert", "data.descriptions=true", "run.name=no")
-    assert "raw text do not work with data.descriptions" in refused(train.main, *arguments)
+    arguments = given(folder, "bert", "data.truncate=start", "run.name=no")
+    assert "raw text do not work with data.truncate: start" in refused(train.main, *arguments)
