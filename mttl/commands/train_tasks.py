@@ -206,7 +206,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             attention = None
             if has_attention(built.model):
                 module.to(trainer.strategy.root_device)  # the trainer has moved it to the CPU
-                attention = attention_by_task(module, data)
+                attention = attention_by_task(module, data.train_rows, data.collator())
             path = folder.plots / "routing.npz"
             write_routing(path, built.model.router, groups, tasks, attention=attention)
         if config.moe is not None and config.data.evaluate:

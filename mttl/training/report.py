@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from jaxtyping import Float
 from lightning_fabric.utilities import move_data_to_device
 from rich.table import Table
@@ -19,7 +20,6 @@ from mttl.analysis.token_counts import TokenCounts
 from mttl.analysis.token_record import write_token_record
 from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.config.data_schema import Data
-from mttl.data.data_module import TextToTextDataModule
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
 from mttl.models.teacher_forcing import forced_inputs
@@ -190,7 +190,10 @@ def has_attention(model: SkilledModel) -> bool:
 
 @torch.no_grad()
 def attention_by_task(
-    module: TextToTextModule, data: TextToTextDataModule, n_rows: int = ROWS_PER_TASK
+    module: TextToTextModule,
+    rows: Dataset,
+    collate: Callable[[list[Any]], Mapping[str, Any]],
+    n_rows: int = ROWS_PER_TASK,
 ) -> Float[np.ndarray, "G T K"]:
     """Return the mean attention to each skill, over the tokens of some rows of each task.
 
@@ -199,7 +202,6 @@ def attention_by_task(
     """
     module.eval()
     router = module.model.router
-    rows, collate = data.train_rows, data.collator()
     task_ids = np.array(rows["task_id"])
     sums = torch.zeros(router.n_groups, router.n_tasks, router.n_skills, dtype=torch.float64)
     with ExitStack() as hooks:
