@@ -41,7 +41,7 @@ class TextToTextDataModule(pl.LightningDataModule):
     seed and samples so that fewer rows are a subset of more. The default ``form`` is that of
     ``data``. ``own_steps`` are the steps by task id of tasks that are trained separately
     (`SeparateSampler`); tasks without an entry train in all steps. Raw text is corrupted for an
-    ``encoder`` or encoder–decoder, in training anew for each batch.
+    ``encoder`` or encoder–decoder, for each training batch with other draws.
     """
 
     def __init__(

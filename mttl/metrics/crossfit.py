@@ -28,7 +28,7 @@ from mttl.metrics.answer_scores import (
     same_text,
     word_f1,
 )
-from mttl.metrics.metric_names import IGNORES, TaskMetric, check_metric
+from mttl.metrics.metric_names import IGNORES, TEXT_METRIC, TaskMetric, check_metric
 from mttl.metrics.spans import span_f1, tag_accuracy
 from mttl.metrics.trees import attachment_score
 from mttl.plugins import classes as plugins
@@ -220,7 +220,7 @@ METRICS: dict[str, Callable[[], Metric]] = {
     "tag-accuracy": lambda: JointScore(tag_accuracy),
     "UAS": lambda: JointScore(partial(attachment_score, labelled=False)),
     "LAS": lambda: JointScore(partial(attachment_score, labelled=True)),
-    "token-probability": TokenProbability,
+    TEXT_METRIC: TokenProbability,
 }
 # In CrossFit's scoring, answers of only articles or punctuation equal every other one, or none.
 OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
@@ -236,7 +236,7 @@ def build_metric(name: str) -> Metric:
     Raises a `ValueError` if the name is unknown.
     """
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
-    check_metric(name, ValueError)
+    check_metric(name, ValueError, text=name == TEXT_METRIC)
     if name not in METRICS:
         return make(find_class(plugins.METRICS, name), {}, {})
     if name == "Matthew-Correlation":

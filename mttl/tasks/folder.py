@@ -121,7 +121,8 @@ class Gym:
                 )
             name = crossfit()[task].metric
         place = "data.metrics" if given else f"'{self.table}'"
-        check_metric(name, TaskError, f"{place}: the metric of '{task}'")
+        text = self._said(task, "kind") == "text"
+        check_metric(name, TaskError, f"{place}: the metric of '{task}'", text=text)
         published = task in published_sums() and name in METRIC_NAMES
         return TaskMetric(name, published=published, options=self.options(task))
 

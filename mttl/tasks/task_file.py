@@ -15,6 +15,7 @@ from mttl.io import yaml12
 from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
+from mttl.metrics.metric_names import TEXT_METRIC
 from mttl.tasks.rows import RECORD_ENDINGS, TEXT_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
@@ -26,7 +27,6 @@ _HEADED = {
     "tree": ("LAS", "{tree}"),
 }
 _SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", *_HEADED), 32)
-TEXT_METRIC = "token-probability"
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -108,8 +108,6 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         "source, or set k to a number": task.k is None and task.source.dev is None and not text,
         "kind: 'text' has no output and no options; remove them": text
         and (task.output != task.input or bool(task.options)),
-        f"metric: '{TEXT_METRIC}' and the kind 'text' require each other; they are "
-        f"'{task.metric}' and '{task.kind}'": text is not (task.metric == TEXT_METRIC),
         f"labels: must not contain a label twice: {', '.join(task.labels)}": len(set(task.labels))
         != len(task.labels),
         f"category: '{task.category}' must have the form 'one/two'": task.category.count("/") != 1,

@@ -133,7 +133,12 @@ def test_a_new_language_is_learnt_by_adaptation(runs: dict[str, Path], folder: P
             "'french' is raw text (kind: text), but 'other' has a head; train them in two runs",
         ),
         ({"output": "{text|lower}"}, "kind: 'text' has no output and no options; remove them"),
-        ({"metric": "ACC"}, "metric: 'token-probability' and the kind 'text' require each other"),
+        ({"metric": "ACC"}, "the metric of 'other' ('ACC') must be 'token-probability' for tasks"),
+        (
+            {"kind": "text-to-text", "output": "x", "k": 8, "metric": "token-probability"},
+            "the metric of 'other' ('token-probability') must be 'token-probability' for tasks of "
+            "the kind 'text', and cannot be it for other tasks",
+        ),
     ],
 )
 def test_wrong_tasks_are_refused(folder: Path, tmp_path: Path, refused, own, message) -> None:
