@@ -28,7 +28,7 @@ from mttl.heads.task_heads import TaskHeads
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import ConfigError
 from mttl.metrics.crossfit import ignored_differences
-from mttl.models.backbone import is_decoder_only
+from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.training.precision import PRECISIONS, precision_plugin
@@ -98,13 +98,13 @@ class JobRun:
         head = gym.head(job.task)
         self.heads = new_heads(model, head, config.heads, job.task)
         if head is not None:
-            check_heads(config)
+            check_heads(config, {job.task: head})
             self.form = self.form.model_copy(update={"task_heads": {job.task: head}})
         if config.adapt.mode == "in_context":
             self.form = self._with_examples()
         form = self.form
         samples = [(job.task, [job.sample])]
-        options = wanted_options(gym, samples, search.mode)
+        options = {} if form.task_heads else wanted_options(gym, samples, search.mode)
         self.module.set_options(options, form, per_token=search.per_token)
         if weights := config.adapt.option_weights:
             contrasted = wanted_options(gym, samples, ranking_mode(config))
@@ -248,6 +248,7 @@ class JobRun:
             *(self.gym, [self.job.task], self.module.tokenizer),
             self.config.data.model_copy(update={"samples": [self.job.sample], **sizes}),
             decoder_only=is_decoder_only(self.module.model.backbone),
+            encoder=is_encoder(self.module.model.backbone),
             seed=self.job.seed,
             n_examples=self.config.adapt.examples,
             form=self.form,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mttl.data.collate import TrainCollator, padded_inputs
 from mttl.io.errors import ConfigError
-from mttl.models.backbone import hidden_states, is_decoder_only, is_encoder
+from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.skills.inputs.prefix import SkilledAttention
@@ -139,7 +139,7 @@ class AttachmentProbe:
     def _run(self, n_rows: int) -> list[Float[Tensor, "R L V"]]:
         """Return logits of the first rows by teacher forcing and by generation of fixed tokens.
 
-        Of an encoder, return its hidden states.
+        Of an encoder, return the logits of its output layer, or without one the hidden states.
         """
         model: Any = self.backbone
         decoder_only, pad_id = is_decoder_only(model), getattr(model.config, "pad_token_id", 0) or 0
@@ -151,7 +151,7 @@ class AttachmentProbe:
         ]
         if is_encoder(model):
             inputs = padded_inputs(texts, pad_id)
-            return [hidden_states(model, **{k: v.to(model.device) for k, v in inputs.items()})]
+            return [model(**{name: value.to(model.device) for name, value in inputs.items()})[0]]
         rows = [{"input_ids": t[:-N_ANSWER], "labels": t[-N_ANSWER:], "task_id": 0} for t in texts]
         forced = forced_inputs(model, TrainCollator(pad_id, decoder_only)(rows))
         asked = padded_inputs([t[:-N_ANSWER] for t in texts], pad_id, left=decoder_only)

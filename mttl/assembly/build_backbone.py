@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from mttl.config.backbone_schema import Backbone, Pretrained, RandomBackbone
 from mttl.config.load import resolve_folder
@@ -51,8 +56,8 @@ def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Bac
 
 
 def check_packable(backbone: Backbone, packed_length: int) -> None:
-    """Raise a `ConfigError` for an encoder–decoder, before weights are loaded."""
-    if architecture(backbone)[1].is_encoder_decoder:
+    """Raise a `ConfigError` for a model with an encoder, before weights are loaded."""
+    if architecture(backbone)[0] is not AutoModelForCausalLM:
         raise ConfigError(
             f"data.packed_length ({packed_length}) needs a decoder-only backbone; use "
             "data.token_budget or data.length_window instead to reduce padding"

@@ -21,54 +21,71 @@ from mttl.tasks.head_form import HeadForm
 
 
 def task_heads(gym: Gym, tasks: Sequence[str]) -> dict[str, HeadForm]:
-    """Return the heads of tasks; empty if all generate their answers.
+    """Return the heads or raw text of tasks; empty if all generate their answers.
 
-    Raises a `TaskError` if only some have heads.
+    Raises a `TaskError` if they are of different sorts.
     """
     found = {task: gym.head(task) for task in tasks}
-    heads = {task: head for task, head in found.items() if head is not None}
-    if heads and len(heads) < len(found):
-        without = next(task for task, head in found.items() if head is None)
-        raise TaskError(
-            f"'{without}' has no head (kind: tokens, label or tree), but '{next(iter(heads))}' has "
-            "one; train them in two runs"
-        )
-    return heads
+    first, *others = ((task, _sort(form)) for task, form in found.items())
+    for task, sort in others:
+        if sort != first[1]:
+            raise TaskError(f"'{first[0]}' {first[1]}, but '{task}' {sort}; train them in two runs")
+    return {task: form for task, form in found.items() if form is not None}
 
 
-def check_heads(config: Config) -> None:
-    """Raise a `ConfigError` for settings that do not work with heads."""
+def _sort(form: HeadForm | None) -> str:
+    if form is None:
+        return "has no head (kind: tokens, label or tree)"
+    return "is raw text (kind: text)" if form.kind == "text" else "has a head"
+
+
+def check_heads(config: Config, heads: Mapping[str, HeadForm]) -> None:
+    """Raise a `ConfigError` for settings that do not work with heads, or with raw text."""
     data, adapt = config.data, config.adapt
     prompts = any(one.kind in ("prompt", "prefix") for one in kinds_of(config.skills))
+    sort = "raw text" if any(form.kind == "text" for form in heads.values()) else "heads"
     conflicts = {
-        "data.packed_length": data.packed_length is not None,
         "data.template: chat": data.template == "chat",
-        "skills.kind: prompt and prefix": prompts,
-        "router.consistency": bool(getattr(config.router, "consistency", 0)),
-        "optim.label_smoothing": config.optim.label_smoothing > 0,
-        "optim.separate": config.optim.separate,
-        "a custom loss": config.loss is not None,
+        "data.truncate: start": data.truncate == "start",
         "generation.mode: rank": config.generation.mode == "rank",
         "adapt.mode: in_context": adapt.mode == "in_context",
         "adapt.unlikelihood and adapt.length_normalised": bool(adapt.option_weights),
-        "adapt.gradient_free": adapt.gradient_free,
     }
+    if sort == "heads":
+        conflicts |= {
+            "data.packed_length": data.packed_length is not None,
+            "skills.kind: prompt and prefix": prompts,
+            "router.consistency": bool(getattr(config.router, "consistency", 0)),
+            "optim.label_smoothing": config.optim.label_smoothing > 0,
+            "optim.separate": config.optim.separate,
+            "a custom loss": config.loss is not None,
+            "adapt.gradient_free": adapt.gradient_free,
+        }
+    else:
+        conflicts["data.descriptions"] = data.descriptions
     if found := [name for name, given in conflicts.items() if given]:
-        raise ConfigError(f"tasks with heads do not work with {', '.join(found)}; remove it")
+        raise ConfigError(f"tasks with {sort} do not work with {', '.join(found)}; remove it")
 
 
 def build_heads(
     forms: Mapping[str, HeadForm], tasks: Sequence[str], settings: Heads, backbone: nn.Module
 ) -> TaskHeads | None:
-    """Return new heads of tasks, or None without forms.
+    """Return new heads of tasks, or None without forms and for raw text.
 
-    Raises a `ConfigError` if the backbone cannot answer without heads.
+    Raises a `ConfigError` if the backbone cannot answer without heads, or predict masked tokens.
     """
     if not forms:
         if is_encoder(backbone):
             raise ConfigError(
                 f"a {type(backbone).__name__} generates no answers; give all tasks a head (kind: "
                 "tokens, label or tree), or use a backbone with a decoder"
+            )
+        return None
+    if any(form.kind == "text" for form in forms.values()):
+        if is_encoder(backbone) and backbone.get_output_embeddings() is None:  # type: ignore
+            raise ConfigError(
+                f"a {type(backbone).__name__} has no trained output layer for masked tokens, which "
+                "raw text needs; use the checkpoint of a masked language model"
             )
         return None
     features = int(backbone.get_input_embeddings().weight.shape[1])  # type: ignore
@@ -95,16 +112,17 @@ def new_heads(model: SkilledModel, form: HeadForm | None, settings: Heads, task:
     It is a copy of the first trained head of the same kind with the same labels, if there is one,
     else untrained. Raises a `TaskError` if either the task or the model has no head.
     """
-    if (form is None) is not (model.heads is None):
-        ours, theirs = ("generates", "heads") if form is None else ("has a head for", "generation")
-        raise TaskError(
-            f"'{task}' {ours} its answers, but the run's tasks use {theirs}; adapt a run whose "
-            "tasks have the same kinds"
+    made = build_heads({task: form} if form else {}, [task], settings, model.backbone)
+    if (made is None) is not (model.heads is None):
+        ours, theirs = (
+            ("has no head", "have heads") if made is None else ("has a head", "have none")
         )
-    if form is None or model.heads is None:
+        raise TaskError(
+            f"'{task}' {ours}, but the run's tasks {theirs}; adapt a run whose tasks have the same "
+            "kinds"
+        )
+    if form is None or made is None or model.heads is None:
         return None
-    made = build_heads({task: form}, [task], settings, model.backbone)
-    assert made is not None
     for known in model.heads.of_task:
         if type(known) is type(made.of_task[0]) and known.labels == form.labels:
             made.load_state_dict(TaskHeads([known]).state_dict())

@@ -39,7 +39,8 @@ def load_tasks(
             table = read_table(results, TaskError, ["task", "metric"])
             of_tasks = {row["task"]: row["metric"] for row in table if row["task"] in models}
             for name, metric in of_tasks.items():
-                check_metric(metric, TaskError, f"'{results}': the metric of '{name}'")
+                text = name in models[name].form.texts
+                check_metric(metric, TaskError, f"'{results}': the metric of '{name}'", text=text)
             metrics = of_tasks | metrics
     return models, metrics
 

@@ -40,7 +40,8 @@ def dry_run(config: Config) -> None:
     gym, tasks = training_tasks(config)
     if task_heads(gym, tasks):
         raise ConfigError(
-            "--dry-run does not plan tasks with heads; train a few steps: -k trainer.max_steps=10"
+            "--dry-run does not plan tasks with heads or of raw text; train a few steps: -k "
+            "trainer.max_steps=10"
         )
     config = with_factors(config, gym, tasks)
     cached = {"cache_dir": str(cache_folder(config)), "global_batch_size": None}

@@ -76,6 +76,8 @@ def prediction_table(options: Namespace) -> None:
     kind = options.format or _kind_of_both(options.questions, options.out) or guess_kind(text)
     rows = parse_rows_of(text, kind, place)
     models, metrics = load_tasks(options.source, options.adapted, options.backbone)
+    for built in models.values():
+        built.require(answers="mttl predict")
     asked, lacking = _with_inputs(rows, options, models, place)
     check_questions(asked, place, lacking)
     names = _tasks_of(asked, options.task, models, place)

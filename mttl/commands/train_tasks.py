@@ -35,7 +35,7 @@ from mttl.inference.task_options import missing_options, wanted_options
 from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_text
-from mttl.models.backbone import is_decoder_only
+from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.moe.parallel import make_whole
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
@@ -126,7 +126,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
     heads = task_heads(gym, tasks)
     if heads:
-        check_heads(config)
+        check_heads(config, heads)
     options = {} if heads else wanted_options(gym, samples, config.generation.mode)
     for task, split, sample in product(tasks, config.data.evaluate, config.data.samples):
         rows = gym.rows(task, split, sample)  # finds malformed files before training
@@ -151,6 +151,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     data = TextToTextDataModule(
         *(gym, tasks, built.tokenizer, config.data.model_copy(update={"cache_dir": cache})),
         decoder_only=is_decoder_only(built.model.backbone),
+        encoder=is_encoder(built.model.backbone),
         seed=config.run.seed,
         own_steps=own_steps,
         form=built.form,
@@ -186,7 +187,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
-        baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
+        if not built.form.texts:
+            baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)
@@ -204,7 +206,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             attention = None
             if has_attention(built.model):
                 module.to(trainer.strategy.root_device)  # the trainer has moved it to the CPU
-                attention = attention_by_task(module, data.train_rows)
+                attention = attention_by_task(module, data.train_rows, data.collator())
             path = folder.plots / "routing.npz"
             write_routing(path, built.model.router, groups, tasks, attention=attention)
         if config.moe is not None and config.data.evaluate:

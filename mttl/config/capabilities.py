@@ -4,7 +4,7 @@
 `Section.asks` maps a feature that a section requires of all others to its setting. A plug-in class
 may also define `lacks`. Commands require: ``trains``; ``merges`` and ``averages`` (`merge-task`,
 recipes); ``exports_lora``, ``exports_inventory``; ``ablates``; ``plots`` (also `explore`);
-``adds_tasks``; ``policies`` (BabyAI).
+``adds_tasks``; ``policies`` (BabyAI); ``answers`` and ``generates`` (of tasks).
 """
 
 from collections.abc import Iterator, Mapping

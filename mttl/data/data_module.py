@@ -20,6 +20,7 @@ from mttl.data.headed import HeadedCollator
 from mttl.data.loader import ResumableLoader
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
+from mttl.data.raw_text import TextCollator, corruption_of
 from mttl.data.samplers import TaskBatchSampler, evaluation_batches
 from mttl.data.separate_sampler import SeparateSampler
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
@@ -39,7 +40,8 @@ class TextToTextDataModule(pl.LightningDataModule):
     ``cache_dir`` nothing is cached. ``n_examples`` limits training and development rows, chosen by
     seed and samples so that fewer rows are a subset of more. The default ``form`` is that of
     ``data``. ``own_steps`` are the steps by task id of tasks that are trained separately
-    (`SeparateSampler`); tasks without an entry train in all steps.
+    (`SeparateSampler`); tasks without an entry train in all steps. Raw text is corrupted for an
+    ``encoder`` or encoder–decoder, for each training batch with other draws.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         data: Data,
         *,
         decoder_only: bool,
+        encoder: bool = False,
         seed: int = 13,
         n_examples: int | None = None,
         form: PromptForm | None = None,
@@ -60,6 +63,8 @@ class TextToTextDataModule(pl.LightningDataModule):
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
         self.n_examples, self.form = n_examples, form or PromptForm.of(data)
         self.own_steps = own_steps
+        kind = {"decoder_only": decoder_only, "encoder": encoder}
+        self.corruption = corruption_of(tokenizer, **kind) if self.form.texts else None
         self._rows: dict[tuple[str, int | None], Dataset] = {}
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}
@@ -106,6 +111,8 @@ class TextToTextDataModule(pl.LightningDataModule):
         """Return the training batches, starting at the restored position if there is one."""
         rows, data = self.train_rows, self.data
         prompts, answers = lengths_of(rows, "input_ids"), lengths_of(rows, "labels")
+        if self.corruption is not None:
+            answers = np.array([self.corruption.n_labels(length) for length in prompts.tolist()])
         order: dict[str, Any] = {
             "batch_size": data.batch_size,
             "length_window": data.length_window,
@@ -139,24 +146,35 @@ class TextToTextDataModule(pl.LightningDataModule):
                 *(len(batches), min(n_rows), max(n_rows)),
                 100 * padding_share(batches, stacks, packed),
             )
-        form = pad_id_of(self.tokenizer), self.decoder_only
         read = ["input_ids", "labels", "task_id"]
-        if self.form.task_heads:
-            collate = HeadedCollator(form[0])
+        collate = self.collator()
+        if packed is not None:
+            collate = PackedCollator(pad_id_of(self.tokenizer), self.decoder_only, packed)
+        if self.form.headed:
             read += ["word_starts", "second", "references"]
-        else:
-            collate = TrainCollator(*form) if packed is None else PackedCollator(*form, packed)
-        counted: dict[str, Any] = {}
+        counted: dict[str, Any] = {} if self.corruption is None else {"draw": collate}
         if n_parts > 1 or data.global_batch_size is not None:
-            counted = {"n_targets": collate.n_targets, "n_parts": n_parts}
+            counted |= {"n_targets": collate.n_targets, "n_parts": n_parts}
         loader = ResumableLoader(
-            rows.select_columns(read), sampler, collate_fn=collate, **counted, **self._options
+            *(rows.select_columns(read), sampler),
+            collate_fn=collate if self.corruption is None else list,
+            **counted,
+            **self._options,
         )
         if self._position_to_load:
             loader.load_state_dict(self._position_to_load)
             self._position_to_load = {}  # later calls of fit start at the beginning
         self._train_loader = loader
         return loader
+
+    def collator(self, *, evaluated: bool = False) -> Any:
+        """Return the collator of unpacked rows for training or evaluation."""
+        form = pad_id_of(self.tokenizer), self.decoder_only
+        if self.form.texts:
+            return TextCollator(*form, self.corruption, evaluated)
+        if self.form.headed:
+            return HeadedCollator(form[0], evaluated)
+        return (EvalCollator if evaluated else TrainCollator)(*form)
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
         """Return the development rows of all samples, or no loader without validation."""
@@ -177,9 +195,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         return DataLoader(
             rows,  # pyright: ignore
             batch_sampler=batches,  # pyright: ignore
-            collate_fn=HeadedCollator(pad_id_of(self.tokenizer), evaluated=True)
-            if self.form.task_heads
-            else EvalCollator(pad_id_of(self.tokenizer), self.decoder_only),
+            collate_fn=self.collator(evaluated=True),
             # The loader draws seeds for workers; its own generator keeps the noise of training
             # independent of validations.
             generator=torch.Generator().manual_seed(self.seed),

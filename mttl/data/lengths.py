@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +12,7 @@ from mttl.config.data_schema import Data
 from mttl.data.headed import HeadedEncoder
 from mttl.data.prepare import AT_ONCE, described
 from mttl.data.prompt_form import PromptForm
+from mttl.data.raw_text import LineEncoder
 from mttl.io.errors import ConfigError
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import RowFile
@@ -72,8 +74,12 @@ def _lengths(
     """Return the tokens of inputs and answers, a row for each, of all splits that a run reads."""
     whole = {"max_input_length": _NO_LIMIT, "max_output_length": _NO_LIMIT}
     form = described(PromptForm.of(data), gym, [task]).model_copy(update=whole)
-    encoder, prefix = form.encoder(tokenizer, decoder_only=decoder_only), form.prompt_prefix(task)
-    head, headed = gym.head(task), HeadedEncoder(tokenizer, _NO_LIMIT)
+    prefix, head = form.prompt_prefix(task), gym.head(task)
+    encoder: Any = HeadedEncoder(tokenizer, _NO_LIMIT)
+    if head is None:
+        encoder = form.encoder(tokenizer, decoder_only=decoder_only)
+    elif head.kind == "text":
+        encoder = LineEncoder(tokenizer, _NO_LIMIT, causal=decoder_only)
     splits = {*data.split.split("+"), *({data.validation} - {"none"}), *data.evaluate}
     files = {gym.file(task, split, sample) for split in splits for sample in data.samples}
     lengths: list[tuple[int, int]] = []
@@ -81,8 +87,10 @@ def _lengths(
         source = RowFile.scan(file).rows(MOST_ROWS)
         while rows := list(islice(source, AT_ONCE)):
             if head is not None:
-                found = [headed.encode(head, row.input, prefix)[0].input_ids for row in rows]
-                lengths += [(len(ids), 0) for ids in found]
+                many = len(rows)
+                found = encoder.columns([head] * many, rows, [prefix] * many, [])
+                pairs = zip(found["input_ids"], found["labels"], strict=True)
+                lengths += [(len(ids) + len(labels), 0) for ids, labels in pairs]
                 continue
             texts = [prefix.text + row.input for row in rows]
             prompts = encoder.prompts(texts, [prefix] * len(rows))

@@ -24,7 +24,8 @@ class ResumableLoader(DataLoader):
     If ``n_targets`` counts the predicted tokens of a batch, every batch has the fields
     ``step_parts``, the number of batches of its optimizer step (at most ``n_parts``), and
     ``step_tokens`` and ``step_rows``, the means over them. Dividing losses by such a mean gives
-    every token (or row) of the step the same weight. ``before_batch`` is called before each batch,
+    every token (or row) of the step the same weight. ``draw`` makes a batch of collated rows and a
+    text that differs for each batch of each epoch. ``before_batch`` is called before each batch,
     after all work on earlier ones, including validation and logging.
     """
 
@@ -35,6 +36,7 @@ class ResumableLoader(DataLoader):
         *,
         n_targets: Callable[[Mapping[str, Any]], int] | None = None,
         n_parts: int = 1,
+        draw: Callable[[Any, str], Any] | None = None,
         **options: Any,
     ):
         # A separate generator: seeds of workers must not advance the global one, on which dropout
@@ -42,12 +44,15 @@ class ResumableLoader(DataLoader):
         generator = torch.Generator().manual_seed(sampler.seed)
         super().__init__(dataset, batch_sampler=sampler, generator=generator, **options)
         self.position = sampler
-        self.n_targets, self.n_parts = n_targets, n_parts
+        self.n_targets, self.n_parts, self.draw = n_targets, n_parts, draw
         self.before_batch: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         epoch, first = self.position.epoch, self.position.batch
         read = super().__iter__()
+        if (draw := self.draw) is not None:  # here, since workers do not know the epoch
+            seed, rows = self.position.seed, enumerate(read, first)
+            read = (draw(some, f"{seed} {epoch} {number}") for number, some in rows)
         batches = enumerate(read if self.n_targets is None else self._counted(read, first), first)
         while True:
             if self.before_batch is not None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
@@ -18,6 +19,7 @@ from mttl.data.cache import Write, cached, in_memory
 from mttl.data.encode import PromptPrefix, TextEncoder, tokenizer_identity
 from mttl.data.headed import HeadedEncoder
 from mttl.data.prompt_form import PromptForm
+from mttl.data.raw_text import LineEncoder
 from mttl.tasks.folder import Gym
 from mttl.tasks.head_form import HeadForm
 from mttl.tasks.rows import RowFile
@@ -74,13 +76,18 @@ def prepare(
     the first output, end token included). Raises a `TaskError` if a file is missing or malformed,
     or a required description is missing.
     """
-    encoder = form.encoder(tokenizer, decoder_only=decoder_only)
+    encoder: Any = None
+    if form.texts:
+        encoder = LineEncoder(tokenizer, form.max_input_length, causal=decoder_only)
+    elif form.task_heads:
+        encoder = HeadedEncoder(tokenizer, form.max_input_length)
+    else:
+        encoder = form.encoder(tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
     form = described(form, gym, tasks)
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     heads = [form.task_heads.get(task) for task in tasks]
-    headed = HeadedEncoder(tokenizer, form.max_input_length) if any(heads) else None
-    build = partial(_build, sources, prompt_prefixes, encoder, max_rows, heads, headed)
+    build = partial(_build, sources, prompt_prefixes, encoder, max_rows, heads)
     if cache_dir is None:
         return _with_log(in_memory(build, COLUMNS))
     settings = {
@@ -130,10 +137,9 @@ def _read_sources(
 def _build(
     sources: Sequence[_Source],
     prompt_prefixes: Sequence[PromptPrefix],
-    encoder: TextEncoder,
+    encoder: TextEncoder | HeadedEncoder | LineEncoder,
     max_rows: int | None,
     heads: Sequence[HeadForm | None],
-    headed: HeadedEncoder | None,
     write: Write,
 ) -> str:
     """Write all rows in chunks, and return a description of truncated texts."""
@@ -148,7 +154,7 @@ def _build(
         before = [prompt_prefixes[task] for task in tasks]
         inputs = [prefix.text + row.input for prefix, row in zip(before, read, strict=True)]
         answers = [row.outputs[0] for row in read]
-        if headed is None:
+        if isinstance(encoder, TextEncoder):
             unknown.update(encoder.lost_characters(answers))
             encoded = {
                 "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
@@ -157,8 +163,8 @@ def _build(
                 "second": [0] * len(some),
             }
         else:
-            forms = [heads[task] for task in tasks]
-            encoded = headed.columns(forms, read, before, lost["max_input_length"])
+            forms: Any = [heads[task] for task in tasks]
+            encoded = encoder.columns(forms, read, before, lost["max_input_length"])
         write(
             {
                 "row": range(n_written, n_written + len(some)),
@@ -183,7 +189,10 @@ def _build(
         f"{len(cut):,} of {n_written:,} {what} are longer than data.{setting}: "
         f"{sum(cut):,} tokens were cut at their {side}"
         for (setting, cut), what, side in zip(
-            lost.items(), ("inputs", "answers"), (encoder.truncate, "end"), strict=True
+            lost.items(),
+            ("inputs", "answers"),
+            (getattr(encoder, "truncate", "end"), "end"),
+            strict=True,
         )
         if cut
     )

@@ -25,10 +25,14 @@ BY_TASK = ("task_descriptions", "task_options", "task_examples", "task_templates
 class PromptForm(Section):
     """Format of inputs and answers; part of a saved inventory's settings."""
 
-    lacks: ClassVar = dict.fromkeys(
-        ("merges", "averages", "exports_lora", "exports_inventory", "generates"),
-        ("headed", "these tasks have heads, which only mttl predict applies"),
-    )
+    lacks: ClassVar = {
+        **dict.fromkeys(
+            ("merges", "averages", "exports_lora", "exports_inventory"),
+            ("headed", "these tasks have heads, which only mttl predict applies"),
+        ),
+        "answers": ("texts", "these tasks are raw text; merge or export their skills"),
+        "generates": ("not_generated", "these tasks have heads or raw text, and generate nothing"),
+    }
 
     prefix: TaskPrefix = "name"
     """Text before every input; see the section `data`."""
@@ -53,14 +57,24 @@ class PromptForm(Section):
     task_templates: dict[str, RecordTemplate] = {}  # noqa: RUF012 -- as above
     """Templates of the task files, for records instead of inputs."""
     task_heads: dict[str, HeadForm] = {}  # noqa: RUF012 -- as above
-    """Heads by task; tasks without one generate their answers."""
+    """Heads or raw text by task; tasks without an entry generate their answers."""
     task_examples: dict[str, list[list[str]]] = {}  # noqa: RUF012 -- as above
     """Pairs of input and answer before every input, by task (`adapt.mode: in_context`)."""
 
     @property
+    def not_generated(self) -> list[str]:
+        """Tasks with heads or raw text."""
+        return list(self.task_heads)
+
+    @property
+    def texts(self) -> list[str]:
+        """Tasks of raw text."""
+        return [task for task, form in self.task_heads.items() if form.kind == "text"]
+
+    @property
     def headed(self) -> list[str]:
         """Tasks with heads."""
-        return list(self.task_heads)
+        return [task for task, form in self.task_heads.items() if form.kind != "text"]
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -68,10 +82,12 @@ class PromptForm(Section):
         return cls.model_validate(data.model_dump(include=set(cls.model_fields)))
 
     def prompt_prefix(self, task: str) -> PromptPrefix:
-        """Return the text before a task's inputs.
+        """Return the text before a task's inputs; raw text has none.
 
         Raises a `TaskError` if the form includes descriptions, but the task's is unknown.
         """
+        if task in self.texts:
+            return PromptPrefix("")
         description = self.task_descriptions.get(task) if self.descriptions else None
         if self.descriptions and description is None:
             raise TaskError(f"the model was trained with task descriptions, but '{task}' has none")

@@ -168,7 +168,8 @@ class Predictor:
             One answer per text, in order, stripped.
 
         Raises:
-            TaskError: If a task is unknown, or their number differs from the number of texts.
+            TaskError: If a task is unknown, their number differs from the number of texts, or the
+                tasks are raw text.
             TypeError: If ``texts`` is a single text instead of a list.
             ValueError: If several answers per text are requested.
         """
@@ -362,6 +363,8 @@ class Predictor:
                 f"there are {len(names)} tasks and {len(texts)} texts; give one task for all "
                 "texts, or one for each"
             )
+        if raw := self.form.texts:
+            raise TaskError(f"'{raw[0]}' is raw text without answers; merge or export its skills")
         return names
 
     @cached_property

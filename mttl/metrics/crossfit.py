@@ -28,7 +28,7 @@ from mttl.metrics.answer_scores import (
     same_text,
     word_f1,
 )
-from mttl.metrics.metric_names import IGNORES, TaskMetric, check_metric
+from mttl.metrics.metric_names import IGNORES, TEXT_METRIC, TaskMetric, check_metric
 from mttl.metrics.spans import span_f1, tag_accuracy
 from mttl.metrics.trees import attachment_score
 from mttl.plugins import classes as plugins
@@ -129,6 +129,18 @@ class JointScore(LabelMetric):
         return self.function(rows)
 
 
+class TokenProbability(TextMetric):
+    """Geometric mean of the probabilities of tokens, 1 / perplexity; answers are their losses."""
+
+    def row(self, prediction: str, accepted: Sequence[str]) -> tuple[float, int]:
+        losses = [float(loss) for loss in prediction.split()]
+        return math.fsum(losses), len(losses)
+
+    def score(self, rows: Sequence[tuple[float, int]]) -> float:
+        n_tokens = sum(n for _, n in rows)
+        return math.exp(-math.fsum(loss for loss, _ in rows) / n_tokens) if n_tokens else math.nan
+
+
 class ClassificationF1(LabelMetric):
     """Macro F1 over strings.
 
@@ -208,6 +220,7 @@ METRICS: dict[str, Callable[[], Metric]] = {
     "tag-accuracy": lambda: JointScore(tag_accuracy),
     "UAS": lambda: JointScore(partial(attachment_score, labelled=False)),
     "LAS": lambda: JointScore(partial(attachment_score, labelled=True)),
+    TEXT_METRIC: TokenProbability,
 }
 # In CrossFit's scoring, answers of only articles or punctuation equal every other one, or none.
 OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
@@ -223,7 +236,7 @@ def build_metric(name: str) -> Metric:
     Raises a `ValueError` if the name is unknown.
     """
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
-    check_metric(name, ValueError)
+    check_metric(name, ValueError, text=name == TEXT_METRIC)
     if name not in METRICS:
         return make(find_class(plugins.METRICS, name), {}, {})
     if name == "Matthew-Correlation":

@@ -25,19 +25,31 @@ MetricName = Literal[
     "tag-accuracy",
     "UAS",
     "LAS",
+    "token-probability",
 ]
+TEXT_METRIC = "token-probability"
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
 # What a metric ignores, for warnings; metrics that are meant to ignore the form are left out.
 _MARKS = "case, punctuation or articles"
 IGNORES = {"ACC": "case", "EM": _MARKS, "QA-F1": _MARKS, "rouge": "case or punctuation"}
 
 
-def check_metric(name: str, error: type[Exception], what: str = "metric") -> None:
-    """Raise an error if a metric is not in `METRIC_NAMES`, nor the name of a custom class."""
+def check_metric(
+    name: str, error: type[Exception], what: str = "metric", *, text: bool = False
+) -> None:
+    """Raise an error for a metric that is not in `METRIC_NAMES` and is no custom class.
+
+    A task of raw ``text`` has the metric `TEXT_METRIC`, and no other task has it.
+    """
     if name not in METRIC_NAMES and not METRICS.is_plugin(name):
         raise error(
             f"{what} ('{name}') must be one of {', '.join(METRIC_NAMES)}, or module:Class."
             f"{nearest(name, METRIC_NAMES)}"
+        )
+    if (name == TEXT_METRIC) is not text:
+        raise error(
+            f"{what} ('{name}') must be '{TEXT_METRIC}' for tasks of the kind 'text', and cannot "
+            "be it for other tasks"
         )
 
 

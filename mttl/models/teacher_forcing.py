@@ -1,7 +1,8 @@
 """Teacher forcing: prediction of each token of an answer from the true previous ones.
 
 An encoder–decoder reads the prompt, and in its decoder a start token and the answer. A decoder-only
-model reads both in one sequence, and predicts the token after each position.
+model reads both in one sequence, and predicts the token after each position. An encoder predicts
+tokens at their own positions.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.models.encoder_decoder.modeling_encoder_decoder import shift_tokens_right
 
-from mttl.models.backbone import is_decoder_only
+from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.routing.token.masks import IGNORED
 
 
@@ -25,7 +26,7 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
     if "position_ids" in batch:
         return {name: batch[name] for name in ("input_ids", "position_ids")}
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    if not is_decoder_only(model):
+    if not (is_decoder_only(model) or is_encoder(model)):
         given: Any = model
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
             shifted = given.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
@@ -64,7 +65,8 @@ def forced_logits(
     """
     targets = targets_of(model, batch["labels"])
     places = places_of(targets)
-    logits, _ = run_at(model, places, **forced_inputs(model, batch), use_cache=False)
+    cache = {} if is_encoder(model) else {"use_cache": False}
+    logits, _ = run_at(model, places, **forced_inputs(model, batch), **cache)
     return logits, targets, places
 
 

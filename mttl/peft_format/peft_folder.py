@@ -16,6 +16,7 @@ from mttl.io.errors import CheckpointError, grouped
 from mttl.io.files import write_text
 from mttl.io.reading import read_json
 from mttl.io.safetensors_file import read_tensors, write_tensors
+from mttl.models.backbone import is_encoder
 
 PREFIX = "base_model.model."
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -64,7 +65,9 @@ def read_peft(folder: str | Path) -> PeftFolder:
 
 
 def task_type_of(network: Any) -> str:
-    """Return PEFT's task type of a language model."""
+    """Return PEFT's task type of a language model; it has none for masked tokens."""
+    if is_encoder(network):
+        return "FEATURE_EXTRACTION"
     return "SEQ_2_SEQ_LM" if network.config.is_encoder_decoder else "CAUSAL_LM"
 
 

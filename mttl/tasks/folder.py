@@ -121,7 +121,8 @@ class Gym:
                 )
             name = crossfit()[task].metric
         place = "data.metrics" if given else f"'{self.table}'"
-        check_metric(name, TaskError, f"{place}: the metric of '{task}'")
+        text = self._said(task, "kind") == "text"
+        check_metric(name, TaskError, f"{place}: the metric of '{task}'", text=text)
         published = task in published_sums() and name in METRIC_NAMES
         return TaskMetric(name, published=published, options=self.options(task))
 
@@ -162,7 +163,7 @@ class Gym:
         return [option.strip() for option in listed]
 
     def head(self, task: str) -> HeadForm | None:
-        """Return the form of a task's head with its labels, or None if answers are generated.
+        """Return the form of a task with a head or of raw text; None if answers are generated.
 
         Labels are the options, or those of the training rows; ``options: number`` is a regression.
         """
@@ -170,6 +171,8 @@ class Gym:
         if kind not in get_args(HeadKind):
             return None
         form = HeadForm.model_validate({"kind": kind})
+        if form.kind == "text":
+            return form
         if task not in self._heads:
             labels = [] if self._said(task, "options") == FROM_TRAIN else self.options(task)
             if not labels:

@@ -1,4 +1,4 @@
-"""What the head of a task answers: tags of words, a label of a text, or a tree of words."""
+"""Tasks without generated answers: tags of words, a label, a tree of words, or raw text."""
 
 from typing import ClassVar, Literal
 
@@ -8,14 +8,15 @@ from mttl.io.record import Record
 from mttl.metrics.trees import arcs_of
 from mttl.tasks.rows import Row
 
-HeadKind = Literal["tokens", "label", "tree"]
+HeadKind = Literal["tokens", "label", "tree", "text"]
 
 
 class HeadForm(Record):
-    """Kind of a head, and its answers.
+    """Kind of a task, and its answers.
 
     Attributes:
-        kind: ``tokens``: a tag per word; ``label``; ``tree``: ``head:relation`` per word.
+        kind: ``tokens``: a tag per word; ``label``; ``tree``: ``head:relation`` per word. ``text``
+            has no head and no answers: the backbone's output layer predicts its tokens.
         labels: All tags, labels or relations; empty for numbers.
     """
 

@@ -24,6 +24,7 @@ TSV, JSON_LINES = ".tsv", ".jsonl"
 ENDINGS = (TSV, JSON_LINES)
 # Endings of record files: a table or JSON Lines, optionally compressed, or Parquet.
 RECORD_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".parquet")
+TEXT_ENDINGS = (".txt", ".txt.gz")  # each line that is not blank is a record
 DELIMITERS = ",;\t|"
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
 _FORM = {
@@ -157,14 +158,15 @@ def read_records(
 
     TSV is read without quoting, CSV with; ``columns`` are those of a file without a header. The
     default ``delimiter`` is a tab for TSV, and for CSV a comma, or another of `DELIMITERS` if the
-    first line has no comma. Records are texts by column, lines of JSON, or values of a table.
+    first line has no comma. Records are texts by column, lines of JSON, values of a table, or lines
+    of text by the name ``text``.
     Raises a `TaskError` if the file is missing or truncated, or a line is malformed.
     """
     path = Path(path)
     saved = is_saved(path)
     is_table = not saved and bool({".tsv", ".csv"} & {*path.suffixes[-2:]})
-    if not saved and not path.name.endswith(RECORD_ENDINGS):
-        allowed = ", ".join(RECORD_ENDINGS)
+    if not saved and not path.name.endswith((*RECORD_ENDINGS, *TEXT_ENDINGS)):
+        allowed = ", ".join((*RECORD_ENDINGS, *TEXT_ENDINGS))
         raise TaskError(f"'{path}' must end in one of {allowed}, or be a saved data set.")
     if (columns or delimiter) and not is_table:
         advice = "remove 'columns' and 'delimiter', which are for tables"
@@ -180,6 +182,8 @@ def read_records(
         table = {"delimiter": delimiter, "quoted": quoted, "names": columns, "advice": advice}
         lines = chain([first], lines)
         yield from (row for _, row in table_rows(lines, str(path), TaskError, **table))
+    elif path.name.endswith(TEXT_ENDINGS):
+        yield from ({"text": line.strip()} for line in text_lines(path) if line.strip())
     else:
         for number, line in enumerate(text_lines(path), 1):
             if line.strip():

@@ -25,6 +25,7 @@ from mttl.tasks.task import Bound, Holdout, Task
 
 SAMPLES = (100, 13, 21, 42, 87)
 HOLDOUT_SEED = 42
+MOST_TEXT_DEV = 1000
 
 Indices = NDArray[np.int64]
 
@@ -68,13 +69,18 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, I
 def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[Indices, Indices]:
     """Return the indices of the train and dev lines of a sample, in the order of the files.
 
-    A task without `k` takes the whole pool in order. ``labels`` are numbers of all lines of a
+    A task without `k` takes the whole pool in order; of raw text without a dev split, a tenth of
+    it is dev, at most 1,000 lines. ``labels`` are numbers of all lines of a
     classification task, equal for equal outputs. Raises a `TaskError` if no line remains for dev,
     and the source has no dev split.
     """
     k = task.k
     if k is None:
-        return pool, pool[:0]
+        n_dev = 0
+        if task.kind == "text" and task.source.dev is None:
+            n_dev = min(MOST_TEXT_DEV, max(1, len(pool) // 10))
+        order = shuffled(len(pool), HOLDOUT_SEED)
+        return pool[np.sort(order[n_dev:])], pool[np.sort(order[:n_dev])]
     order = pool[shuffled(len(pool), sample)]
     groups = [np.arange(len(order))]
     if task.kind == "classification":

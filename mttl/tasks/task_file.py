@@ -15,7 +15,8 @@ from mttl.io import yaml12
 from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
-from mttl.tasks.rows import RECORD_ENDINGS, is_saved
+from mttl.metrics.metric_names import TEXT_METRIC
+from mttl.tasks.rows import RECORD_ENDINGS, TEXT_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
 
@@ -89,6 +90,9 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         defaults["metric"], output = _HEADED[kind]
         if isinstance(source := keys.get("source"), dict) and source.get("format"):
             defaults |= {"input": "{words}", "output": output}
+    elif kind == "text":
+        shown_text = keys.get("input", "{text}")
+        defaults |= {"metric": TEXT_METRIC, "input": shown_text, "output": shown_text, "k": ALL}
     keys = {**defaults, **keys, "name": name}
     k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
     if k is None:
@@ -98,9 +102,12 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
     if isinstance(source := keys.get("source"), dict):
         keys["source"] = _with_defaults(source, f"{where}: source", folder)
     task = check(Task, keys, where, TaskError)
+    text = task.kind == "text"
     rules = {
         f"k: '{ALL}' leaves no line of train for dev; name another file or split with 'dev' in "
-        "source, or set k to a number": task.k is None and task.source.dev is None,
+        "source, or set k to a number": task.k is None and task.source.dev is None and not text,
+        "kind: 'text' has no output and no options; remove them": text
+        and (task.output != task.input or bool(task.options)),
         f"labels: must not contain a label twice: {', '.join(task.labels)}": len(set(task.labels))
         != len(task.labels),
         f"category: '{task.category}' must have the form 'one/two'": task.category.count("/") != 1,
@@ -157,7 +164,8 @@ def _saved(keys: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
 
 
 def _file(name: str, where: str, folder: Path) -> str:
-    if not name.endswith(RECORD_ENDINGS) and not is_saved(folder / name):
-        allowed = ", ".join(RECORD_ENDINGS)
+    endings = (*RECORD_ENDINGS, *TEXT_ENDINGS)
+    if not name.endswith(endings) and not is_saved(folder / name):
+        allowed = ", ".join(endings)
         raise TaskError(f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set")
     return str(folder / name)

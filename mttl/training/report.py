@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ from mttl.analysis.token_counts import TokenCounts
 from mttl.analysis.token_record import write_token_record
 from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.config.data_schema import Data
-from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
-from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.processes import rank
@@ -146,7 +144,7 @@ def result_table(
             columns[split, HEADINGS.get(name, name)] = rows
     table = TextTable("Scores per task (%)", digits=1).words("task", "metric")
     table.numbers(*(heading for _, heading in columns))
-    table.caption = MEANING
+    table.caption = MEANING if any(baselines.values()) else "token-probability: 1 / perplexity"
     if any(math.isnan(result.score) for result in results):
         table.caption += "; nan: undefined, counts as 0 in the mean"
     names = {result.task: result.metric for result in results if result.task != MEAN}
@@ -191,7 +189,10 @@ def has_attention(model: SkilledModel) -> bool:
 
 @torch.no_grad()
 def attention_by_task(
-    module: TextToTextModule, rows: Dataset, n_rows: int = ROWS_PER_TASK
+    module: TextToTextModule,
+    rows: Dataset,
+    collate: Callable[[list[Any]], Mapping[str, Any]],
+    n_rows: int = ROWS_PER_TASK,
 ) -> Float[np.ndarray, "G T K"]:
     """Return the mean attention to each skill, over the tokens of some rows of each task.
 
@@ -200,8 +201,6 @@ def attention_by_task(
     """
     module.eval()
     router = module.model.router
-    pad_id = pad_id_of(module.tokenizer)
-    collate = TrainCollator(pad_id, is_decoder_only(module.model.backbone))
     task_ids = np.array(rows["task_id"])
     sums = torch.zeros(router.n_groups, router.n_tasks, router.n_skills, dtype=torch.float64)
     with ExitStack() as hooks:
@@ -218,7 +217,7 @@ def attention_by_task(
             chosen = own[np.linspace(0, len(own) - 1, min(n_rows, len(own))).round().astype(int)]
             for number in chosen:
                 batch = collate([rows[int(number)]])
-                module.nll({name: value.to(module.device) for name, value in batch.items()})
+                module.nll(move_data_to_device(batch, module.device))
     return (sums / sums.sum(-1, keepdim=True).clamp_min(1e-12)).float().numpy()
 
 

@@ -17,6 +17,7 @@ from mttl.config.optim_schema import AdamW, Optim
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Generation
 from mttl.data.prompt_form import PromptForm
+from mttl.data.raw_text import texts_of_losses
 from mttl.inference.option_scores import OptionScorer, OptionTraining
 from mttl.io.errors import ConfigError, TrainingError, raised_as
 from mttl.metrics.crossfit import add_answers, build_metric, computed
@@ -225,7 +226,7 @@ class TextToTextModule(ResumableModule):
             entries = torch.stack([means, torch.ones_like(means)]).to(self.loss_totals.dtype)
             self.loss_totals.index_add_(1, batch["task_ids"], entries)
         by_task: dict[int, list[Prediction]] = {}
-        for row in self.predict(batch):
+        for row in self.predict(batch, (losses, labels)):
             by_task.setdefault(row.task_id, []).append(row)
         for task_id, rows in by_task.items():
             name = self.metric_names[task_id]
@@ -259,9 +260,18 @@ class TextToTextModule(ResumableModule):
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         self.answers.extend(self.predict(batch))
 
-    def predict(self, batch: Mapping[str, Any]) -> list[Prediction]:
-        """Return the answers to an evaluation batch."""
-        texts = self.answer(batch["task_ids"], batch["generation_inputs"])
+    @torch.no_grad()
+    def predict(
+        self, batch: Mapping[str, Any], known: tuple[Tensor, Tensor] | None = None
+    ) -> list[Prediction]:
+        """Return the answers to an evaluation batch; of raw text, the losses of its tokens.
+
+        ``known`` are the losses and labels of `nll`, if they have been computed.
+        """
+        if "generation_inputs" in batch:
+            texts = self.answer(batch["task_ids"], batch["generation_inputs"])
+        else:
+            texts = texts_of_losses(*(known or self.nll(batch)[:2]))
         if not batch["rows"]:
             return []
         columns = [batch[name] for name in ("samples", "rows", "inputs", "references")]

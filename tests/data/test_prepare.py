@@ -11,6 +11,7 @@ from mttl.data import prepare as module
 from mttl.data.prompt_form import PromptForm, task_code
 from mttl.io.errors import TaskError
 from mttl.tasks.folder import Gym
+from mttl.tasks.head_form import HeadForm
 from mttl.tasks.rows import line_of
 
 DEFAULTS = {"max_input_length": 64, "max_output_length": 16}
@@ -170,3 +171,19 @@ def test_a_code_never_changes_and_tells_nothing_of_the_parts_of_a_name() -> None
         same[related] += [a == b for a, b in zip(first, second, strict=True)]
     for found in same.values():
         assert sum(found) / len(found) == pytest.approx(1 / 26, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["text", "label"])
+def test_tasks_without_generation_need_no_end_token(gym, kind):
+    """As of BERT's tokenizers."""
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "[MASK]": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    heads = dict.fromkeys("ab", HeadForm(kind=kind))
+    rows = prepare(gym, tokenizer, task_heads=heads, prefix="name")
+    texts = [row["input"] for row in rows]
+    assert all(text.startswith("[a]") or text.startswith("[b]") for text in texts) is (
+        kind != "text"
+    )
+    assert all(rows["input_ids"])

@@ -129,7 +129,7 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2 must be UTF-8 text; byte 8 \(0xff\)"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv, line 2: unexpected end of data"),
-        ("x.txt", "", " must end in one of .tsv, .csv, .jsonl"),
+        ("x.md", "", " must end in one of .tsv, .csv, .jsonl"),
     ],
 )
 def test_malformed_files(tmp_path, name, text, message):

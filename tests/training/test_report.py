@@ -12,6 +12,7 @@ from rich.table import Table
 from helpers.backbones import BACKBONES, fill, tiny_t5
 from helpers.skills import spread
 from mttl.config.data_schema import Data
+from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.models.backbone import load_tokenizer
 from mttl.routing import AverageRouter, PolytroponRouter, RoutingSlot
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
@@ -194,7 +195,8 @@ def module_of(family: str, granularity: str = "linear", *, fused: bool = True) -
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_equals_a_loop_over_rows(family: str, granularity: str) -> None:
     module = module_of(family, granularity)
-    found = attention_by_task(module, Dataset.from_dict(ROWS))
+    collate = TrainCollator(pad_id_of(module.tokenizer), family == "llama")
+    found = attention_by_task(module, Dataset.from_dict(ROWS), collate)
     model, kept = module.model.eval(), {}
     totals = torch.zeros(model.router.n_groups, 2, 3)
     for path, layer in model.skilled_layers().items():

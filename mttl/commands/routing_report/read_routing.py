@@ -30,7 +30,7 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.io.errors import CheckpointError, TaskError
 from mttl.io.reading import read_table
 from mttl.library.library_run import MEMBERS, MemberList
-from mttl.models.backbone import is_decoder_only
+from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym
 from mttl.tasks.task_file import crossfit
@@ -195,6 +195,7 @@ def open_run(
         *(gym, list(built.tasks), built.tokenizer),
         config.data.model_copy(update={"cache_dir": None} | settings),
         decoder_only=is_decoder_only(built.model.backbone),
+        encoder=is_encoder(built.model.backbone),
         seed=seed,
         form=built.form,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
+from lightning_fabric.utilities import move_data_to_device
 from rich.markup import escape
 
 from mttl.analysis.clustering import category_agreement
@@ -16,7 +17,6 @@ from mttl.analysis.skill_matching import matched_correlation
 from mttl.analysis.statistics import ALL, STATISTICS, PermutationTest, stack_means
 from mttl.analysis.token_record import TokenRoutingRecord, expert_tokens
 from mttl.commands.routing_report.read_routing import open_run
-from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.io.errors import CheckpointError
 from mttl.runtime.text_table import TextTable
 from mttl.training.loss import global_mean
@@ -150,11 +150,11 @@ def gradient_cosines(run: Path, n_rows: int) -> Float[np.ndarray, "T T"]:
         value.requires_grad_(True)
     data.data = data.data.model_copy(update={"samples": data.data.samples[:1]})
     rows, n_tasks = data.train_rows, len(module.tasks)
-    collate = TrainCollator(pad_id_of(data.tokenizer), data.decoder_only)
+    collate = data.collator()
     task_ids, directions = np.array(rows["task_id"]), []
     for task in range(n_tasks):
         batch = collate([rows[int(number)] for number in np.flatnonzero(task_ids == task)[:n_rows]])
-        losses, labels, _ = module.nll({k: v.to(module.device) for k, v in batch.items()})
+        losses, labels, _ = module.nll(move_data_to_device(batch, module.device))
         found = torch.autograd.grad(global_mean(losses, labels), skills, materialize_grads=True)
         flat = torch.cat([own.flatten() for own in found]).float()
         directions.append((flat / flat.norm().clamp_min(1e-12)).cpu())
