@@ -20,10 +20,10 @@ from mttl.tasks.folder import Gym
 from mttl.tasks.head_form import HeadForm
 
 
-def task_heads(gym: Gym, tasks: Sequence[str]) -> dict[str, HeadForm]:
+def task_heads(gym: Gym, tasks: Sequence[str], config: Config) -> dict[str, HeadForm]:
     """Return the heads of tasks; empty if all generate their answers.
 
-    Raises a `TaskError` if only some have heads.
+    Raises a `TaskError` if only some have heads, and a `ConfigError` as `check_heads`.
     """
     found = {task: gym.head(task) for task in tasks}
     heads = {task: head for task, head in found.items() if head is not None}
@@ -33,6 +33,8 @@ def task_heads(gym: Gym, tasks: Sequence[str]) -> dict[str, HeadForm]:
             f"'{without}' has no head (kind: tokens, label or tree), but '{next(iter(heads))}' has "
             "one; train them in two runs"
         )
+    if heads:
+        check_heads(config)
     return heads
 
 
@@ -84,7 +86,8 @@ def _build(form: HeadForm, features: int, settings: Heads, pool: str) -> Head:
     if form.kind == "tokens":
         return TokenHead(features, labels, dropout=dropout)
     if form.kind == "label":
-        return LabelHead(features, labels, pool=pool, dense=settings.dense, dropout=dropout)
+        own = {"pool": pool, "dense": settings.dense, "dropout": dropout}
+        return LabelHead(features, labels, bias=pool != "last", **own)  # as transformers
     sizes = {name: getattr(settings, name) for name in ("arc_features", "relation_features")}
     return TreeHead(features, labels, **sizes, dropout=dropout)
 

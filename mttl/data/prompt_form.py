@@ -26,8 +26,8 @@ class PromptForm(Section):
     """Format of inputs and answers; part of a saved inventory's settings."""
 
     lacks: ClassVar = dict.fromkeys(
-        ("merges", "averages", "exports_lora", "exports_inventory", "generates"),
-        ("headed", "these tasks have heads, which only mttl predict applies"),
+        ("merges", "averages", "exports_inventory", "generates"),
+        ("headed", "these tasks have heads; use mttl predict, serve or export --task"),
     )
 
     prefix: TaskPrefix = "name"

@@ -26,7 +26,15 @@ from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import search_file
 from mttl.runtime.version import VERSION
 
-Kind = Literal["model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"]
+Kind = Literal[
+    *("model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"),
+    *("TOKEN_CLS", "SEQ_CLS"),
+]
+# By PEFT's type of a task, the class of transformers and its pipeline.
+_CLASSIFIERS = {
+    "TOKEN_CLS": ("AutoModelForTokenClassification", "token-classification"),
+    "SEQ_CLS": ("AutoModelForSequenceClassification", "text-classification"),
+}
 _LIBRARIES = {"model": "transformers", "skills": "mttl"}
 _LIBRARIES |= dict.fromkeys(("bottleneck", "bottlenecks"), "adapter-transformers")
 QUESTION = "your question"
@@ -68,9 +76,10 @@ class Card:
 
     def text(self) -> str:
         """Return the text of the card."""
+        usual = "text-generation" if self.decoder_only else "text2text-generation"
         head = {
             "library_name": _LIBRARIES.get(self.kind, "peft"),
-            "pipeline_tag": "text-generation" if self.decoder_only else "text2text-generation",
+            "pipeline_tag": _CLASSIFIERS.get(self.kind, ("", usual))[1],
             "tags": ["mttl", "multi-task"],
         }
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", self.base) and not Path(self.base).is_dir():
@@ -85,6 +94,18 @@ class Card:
     def code(self) -> str:
         """Return example code that answers one input of the first task."""
         task, place = self.tasks[0], _quoted(self.place)
+        if self.kind in _CLASSIFIERS:
+            auto, pipeline = _CLASSIFIERS[self.kind]
+            return (
+                "from peft import PeftModel\n"
+                f"from transformers import AutoConfig, {auto}, AutoTokenizer, pipeline\n\n"
+                f"config = AutoConfig.from_pretrained({place})\n"
+                f"base = {auto}.from_pretrained({_quoted(self.base)}, config=config)\n"
+                f"model = PeftModel.from_pretrained(base, {place}).merge_and_unload()\n"
+                f"tokenizer = AutoTokenizer.from_pretrained({place})\n"
+                f'answer = pipeline("{pipeline}", model=model, tokenizer=tokenizer)\n'
+                f"print(answer({_quoted(QUESTION)}))"
+            )
         if self.template is None:
             return (
                 f"import mttl\n\nrun = mttl.from_pretrained({place})\n"
@@ -320,7 +341,7 @@ class PromptExport:
     tokenizer: PreTrainedTokenizerBase
     forms: Mapping[str, PromptForm]
     decoder_only: bool
-    generation: GenerationConfig
+    generation: GenerationConfig | None
     search: Mapping[str, Any]
     dtype: str
 
@@ -332,7 +353,7 @@ class PromptExport:
             tokenizer=run.tokenizer,
             forms=dict.fromkeys(tasks, run.form),
             decoder_only=is_decoder_only(backbone),
-            generation=backbone.generation_config,
+            generation=getattr(backbone, "generation_config", None),
             search=run.search,
             dtype=str(backbone.dtype).removeprefix("torch."),
         )
@@ -342,13 +363,17 @@ class PromptExport:
 
         ``described`` are the attributes of `Card` that describe the weights.
         """
+        described |= {"kind": kind, "tasks": tuple(self.forms), "dtype": self.dtype}
+        if kind in _CLASSIFIERS:
+            self.tokenizer.save_pretrained(folder)
+            Card(decoder_only=self.decoder_only, **described).write(folder)
+            return
         template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
         if not template.exact:  # also removes a copied template
             (folder / "chat_template.jinja").unlink(missing_ok=True)
         template.tokenizer.save_pretrained(folder)
         pad_id = pad_id_of(self.tokenizer)
         search_file(self.generation, self.search, pad_id).save_pretrained(folder)
-        described |= {"tasks": tuple(self.forms), "template": template, "dtype": self.dtype}
         of_tasks = [(task, form.task_templates.get(task)) for task, form in self.forms.items()]
         described["inputs"] = {task: one.input for task, one in of_tasks if one}
-        Card(kind=kind, decoder_only=self.decoder_only, **described).write(folder)
+        Card(decoder_only=self.decoder_only, template=template, **described).write(folder)
