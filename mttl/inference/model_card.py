@@ -96,6 +96,7 @@ class Card:
         task, place = self.tasks[0], _quoted(self.place)
         if self.kind in _CLASSIFIERS:
             auto, pipeline = _CLASSIFIERS[self.kind]
+            more = ', aggregation_strategy="first"' * (self.kind == "TOKEN_CLS")
             return (
                 "from peft import PeftModel\n"
                 f"from transformers import AutoConfig, {auto}, AutoTokenizer, pipeline\n\n"
@@ -103,7 +104,7 @@ class Card:
                 f"base = {auto}.from_pretrained({_quoted(self.base)}, config=config)\n"
                 f"model = PeftModel.from_pretrained(base, {place}).merge_and_unload()\n"
                 f"tokenizer = AutoTokenizer.from_pretrained({place})\n"
-                f'answer = pipeline("{pipeline}", model=model, tokenizer=tokenizer)\n'
+                f'answer = pipeline("{pipeline}", model=model, tokenizer=tokenizer{more})\n'
                 f"print(answer({_quoted(QUESTION)}))"
             )
         if self.template is None:

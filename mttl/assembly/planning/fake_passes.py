@@ -78,11 +78,6 @@ def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
 def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     """Return the peak memory of generation, or of scoring heads, besides weights, by kind."""
     data, n_beams = config.data, config.generation.num_beams
-    if model.heads is not None:
-        batch = _headed_batch(model.heads, data.eval_batch_size, data.max_input_length)
-        with _counted(model) as counter, _autocast(config):
-            headed_losses(model, batch)  # reads the scores of answers, too
-        return dict(counter.at_peak)
     backbone: Any = model.backbone
     cache: Any
     n_rows = data.eval_batch_size * n_beams
@@ -90,6 +85,12 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     tasks = torch.arange(data.eval_batch_size) % model.router.n_tasks
     was_training = model.training
     model.eval()
+    if model.heads is not None:
+        batch = _headed_batch(model.heads, data.eval_batch_size, data.max_input_length)
+        with _counted(model) as counter, _autocast(config):
+            headed_losses(model, batch)  # reads the scores of answers, too
+        model.train(was_training)
+        return dict(counter.at_peak)
     with _counted(model) as counter, _autocast(config):
         routing = model.route(tasks, inputs=prompts, expansion=n_beams, reuse_merged=True)
         _tell_tasks_apart(routing, tasks)
