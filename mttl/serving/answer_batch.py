@@ -27,11 +27,6 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
         wanted[0].alone()
         wanted[0].send(Piece(finish="stop"))
         return
-    if headed := [row.headed for row in wanted if row.headed is not None]:
-        scored = predictor.from_heads(headed, scored=True, batch_size=len(headed))
-        for row, found in zip(wanted, scored, strict=True):
-            row.send(Piece(scored=found, finish="stop"))
-        return
     prompts = [row.prompt for row in wanted]
     decoder_only = predictor.decoder_only
     inputs = padded_inputs(prompts, pad_id_of(predictor.tokenizer), left=decoder_only)

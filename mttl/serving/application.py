@@ -190,15 +190,13 @@ class Service:
         asked = parse_part(InferenceRequest, body)
         task = await asyncio.to_thread(self.task, name)
         request.state.model = name if name in self.tasks else MIXTURE
-        pieces, send = arrivals()
-        wanted, n_lost = await asyncio.to_thread(task.headed, asked.inputs, send)
+        rows, n_lost = await asyncio.to_thread(task.headed, asked.inputs)
         kind = task.predictor.form.task_heads[task.name].kind
         entries = response_form(kind, asked.parameters)
-        self.queue.put(task.predictor, wanted)
-        self.queue.metrics.add_tokens(prompt=sum(len(row.prompt) for row in wanted))
-        found: list[Any] = [None] * len(wanted)
-        async for place, piece in self.arriving(request, pieces, wanted):
-            found[place] = entries(asked.inputs[place], piece.scored)
+        self.queue.metrics.add_tokens(prompt=sum(len(row["input_ids"]) for row in rows))
+        work = partial(task.predictor.from_heads, rows, scored=True)
+        scored = await self.in_model_thread(request, work)
+        found = [entries(*pair) for pair in zip(asked.inputs, scored, strict=True)]
         headers = {TRUNCATED: str(n_lost)} if n_lost else {}
         # The hub answers a single text with a list of labels in a list.
         flat = kind != "label" and isinstance(body["inputs"], str)

@@ -1,8 +1,7 @@
 """One requested answer, and the pieces in which it is sent."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Piece:
     tokens: tuple[ScoredToken, ...] = ()
     finish: str | None = None  # in the last piece: "stop", or "length" if the answer was truncated
     n_tokens: int = 0  # of the whole answer, in the last piece
-    scored: Any = None  # of a head, the parts of the answer with scores
     failed: bool = False  # the model failed, and no more pieces follow
 
 
@@ -44,7 +42,6 @@ class GenerationRequest:
     stream: bool = False
     # Receives the pieces in the model's thread.
     send: Callable[[Piece], object] = field(repr=False)
-    headed: Mapping[str, Any] | None = None  # row of `Predictor.headed_rows`, for a head
     # Computes the answer differently, in a separate batch; `send` reports its end.
     alone: Callable[[], object] | None = field(default=None, repr=False)
     dropped: bool = False  # the client has disconnected

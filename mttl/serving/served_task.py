@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from mttl.data.encode import PromptPrefix
 from mttl.data.prompt_form import PromptForm
@@ -51,10 +52,8 @@ class ServedTask:
         self._check_lost(lost)
         return prompts, sum(lost)
 
-    def headed(
-        self, texts: Sequence[str], send: Callable[[int, Piece], object]
-    ) -> tuple[list[GenerationRequest], int]:
-        """Return the requests of scored answers of a head, and the number of truncated tokens."""
+    def headed(self, texts: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+        """Return the encoded inputs of a head, and the number of truncated tokens."""
         if self.predictor.model.heads is None:
             problem = f"'{self.name}' has no head; use POST /v1/completions"
             raise ApiError(400, problem, param="model")
@@ -64,12 +63,7 @@ class ServedTask:
         except TaskError as error:  # a tree whose text is too long
             raise ApiError(400, str(error), code=TOO_LONG) from error
         self._check_lost(lost := [n_cut for _, n_cut in pairs if n_cut])
-        own = {"task_id": int(self.predictor.task_ids([self.name])), "most_tokens": 0}
-        wanted = [
-            GenerationRequest(prompt=row["input_ids"], headed=row, send=partial(send, place), **own)
-            for place, (row, _) in enumerate(pairs)
-        ]
-        return wanted, sum(lost)
+        return [row for row, _ in pairs], sum(lost)
 
     def _check_lost(self, lost: Sequence[int]) -> None:
         if lost and not self.truncate:
