@@ -125,7 +125,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     samples = [(task, config.data.samples) for task in tasks]
     own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
     heads = task_heads(gym, tasks, config)
-    options = {} if heads else wanted_options(gym, samples, config.generation.mode)
+    options = wanted_options(gym, samples, config.generation.mode)
     for task, split, sample in product(tasks, config.data.evaluate, config.data.samples):
         rows = gym.rows(task, split, sample)  # finds malformed files before training
         if missing := missing_options(options.get(task, ()), rows):
