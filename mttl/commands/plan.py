@@ -5,7 +5,8 @@ mttl plan -c crossfit.yaml+trainer/gpu.yaml --processes 8 --gpu-memory 24 80
 mttl plan -c crossfit.yaml --backbones configs/sizes/* --gpu-memory 24 80
 
 The model is built without weights. A training step and the generation of answers are traced at the
-maximum lengths of the settings, without computation. Only the backbone's config.json is read.
+maximum lengths of the settings, without computation. Only the backbone's config.json is read, and
+its tokenizer if data.fit_lengths is set.
 """
 
 import argparse
