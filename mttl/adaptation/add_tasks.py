@@ -40,6 +40,7 @@ def add_tasks(
     n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
     own = n_total = count_skills(n_skills, settings.router, len(run.tasks))
     names, skills, router = list(run.tasks), dict(run.skills), dict(run.router)
+    heads = dict(run.heads)  # by id of the task
     texts = {name: dict(getattr(settings.data, name)) for name in BY_TASK}
     for new in adapted:
         form = read_settings(new, ModelSettings)
@@ -63,6 +64,8 @@ def add_tasks(
         row = _padded(row, rows, in_front, behind)
         for name, place in rows.items():
             router[name] = torch.cat([router[name], row[name]], place.axis)
+        for name, value in new.heads.items():
+            heads[f"{len(names)}.{name.partition('.')[2]}"] = value
         names += new.tasks
         for name, known in texts.items():
             known |= getattr(form.data, name)
@@ -81,6 +84,7 @@ def add_tasks(
         tasks=tuple(names),
         skills=skills,
         router=router,
+        heads=heads,
     )
 
 

@@ -20,17 +20,20 @@ from mttl.tasks.folder import Gym
 from mttl.tasks.head_form import HeadForm
 
 
-def task_heads(gym: Gym, tasks: Sequence[str]) -> dict[str, HeadForm]:
+def task_heads(gym: Gym, tasks: Sequence[str], config: Config) -> dict[str, HeadForm]:
     """Return the heads or raw text of tasks; empty if all generate their answers.
 
-    Raises a `TaskError` if they are of different sorts.
+    Raises a `TaskError` if they are of different sorts, and a `ConfigError` as `check_heads`.
     """
     found = {task: gym.head(task) for task in tasks}
     first, *others = ((task, _sort(form)) for task, form in found.items())
     for task, sort in others:
         if sort != first[1]:
             raise TaskError(f"'{first[0]}' {first[1]}, but '{task}' {sort}; train them in two runs")
-    return {task: form for task, form in found.items() if form is not None}
+    heads = {task: form for task, form in found.items() if form is not None}
+    if heads:
+        check_heads(config, heads)
+    return heads
 
 
 def _sort(form: HeadForm | None) -> str:
@@ -101,7 +104,8 @@ def _build(form: HeadForm, features: int, settings: Heads, pool: str) -> Head:
     if form.kind == "tokens":
         return TokenHead(features, labels, dropout=dropout)
     if form.kind == "label":
-        return LabelHead(features, labels, pool=pool, dense=settings.dense, dropout=dropout)
+        own = {"pool": pool, "dense": settings.dense, "dropout": dropout}
+        return LabelHead(features, labels, bias=pool != "last", **own)  # as transformers
     sizes = {name: getattr(settings, name) for name in ("arc_features", "relation_features")}
     return TreeHead(features, labels, **sizes, dropout=dropout)
 

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import Callback
 
-from mttl.assembly.build_backbone import architecture, build_tokenizer
+from mttl.assembly.build_backbone import build_tokenizer
 from mttl.assembly.build_heads import task_heads
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model
@@ -23,7 +23,8 @@ from mttl.commands.train_tasks import build_module, dated, fitted
 from mttl.config.schema import Config, Trainer
 from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule
-from mttl.io.errors import ConfigError
+from mttl.data.prompt_form import PromptForm
+from mttl.models.backbone import is_decoder_only
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 from mttl.training.task_embeddings import embed_tasks
@@ -38,22 +39,20 @@ def dry_run(config: Config) -> None:
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     config = with_shared_batches(fitted(dated(config, folder, resume=False)), n_processes)
     gym, tasks = training_tasks(config)
-    if task_heads(gym, tasks):
-        raise ConfigError(
-            "--dry-run does not plan tasks with heads or of raw text; train a few steps: -k "
-            "trainer.max_steps=10"
-        )
+    heads = task_heads(gym, tasks, config)
     config = with_factors(config, gym, tasks)
+    model = fake_model(config, tasks, heads)
     cached = {"cache_dir": str(cache_folder(config)), "global_batch_size": None}
     data = TextToTextDataModule(
         *(gym, tasks, build_tokenizer(config.backbone), config.data.model_copy(update=cached)),
-        decoder_only=not architecture(config.backbone)[1].is_encoder_decoder,
+        decoder_only=is_decoder_only(model.backbone),
         seed=config.run.seed,
+        form=PromptForm.of(config.data).model_copy(update={"task_heads": heads}),
     )
-    sizes = [(p.numel(), p.requires_grad) for p in fake_model(config, tasks).parameters()]
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     trained, total = sum(n for n, needed in sizes if needed), sum(n for n, _ in sizes)
     quantize = getattr(config.backbone, "quantize", None)
-    plan = needs_of(config, tasks).plan(config.trainer.strategy, n_processes, quantize)
+    plan = needs_of(config, tasks, heads).plan(config.trainer.strategy, n_processes, quantize)
     rows, n_steps = _rows_and_steps(config, data, n_processes)
     if config.trainer.strategy == "fsdp2" or (config.moe is not None and config.moe.parallel):
         problem = problem or "the model is distributed over processes"
@@ -97,7 +96,7 @@ def _rows_and_steps(
 
 def _seconds_per_step(config: Config, data: TextToTextDataModule) -> float:
     """Train a few steps on one device; return the median time."""
-    built, watch = build_model(config, data.tasks), StepTimes()
+    built, watch = build_model(config, data.tasks, data.form.task_heads), StepTimes()
     module = build_module(config, built, {task: data.gym.metric(task) for task in data.tasks})
     embed_tasks(built.model, data)
     short_trainer(config.trainer, WARM_UP + TIMED, watch).fit(module, datamodule=data)

@@ -5,6 +5,7 @@ mttl export runs/crossfit --task verb_past --rank 8 --out adapters/small
 mttl export runs/crossfit --all --out adapters
 mttl export runs/crossfit --vllm --out served
 mttl export runs/crossfit --inventory --out adapters/poly
+mttl export runs/words --task entities --out adapters/entities
 mttl export runs/babyai --task GoToObj --out policies/go_to_obj
 
 A task's mixture, the average of all skills or a single skill becomes an equivalent adapter: PEFT's
@@ -12,15 +13,18 @@ LoRA, IA3 or prompt tuning, or AdapterHub's bottleneck adapter. The whole invent
 becomes a Poly adapter. A trained backbone is written to OUT/base_model; with --all the adapters
 OUT/TASK of all tasks share it. With --vllm they are LoRA, and OUT/README.md has the command of vLLM
 that serves them. Each folder also has a tokenizer whose chat template formats prompts as in
-training, the run's generation settings, and a model card with example code. Of a BabyAI run, OUT
-has the weights of one level's policy, with its skills merged, and code that needs only PyTorch.
+training, the run's generation settings, and a model card with example code. With a head of tags or
+labels the adapter is for transformers' classes for classification, and has their config.json. Of a
+BabyAI run, OUT has the weights of one level's policy, with its skills merged, and code that needs
+only PyTorch.
 """
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mttl.commands.name_checks import check_run_task, has_policies
 from mttl.commands.options import CommandParser, command
@@ -51,6 +55,7 @@ class Export(NamedTuple):
     exact: bool
     adapter: "SkillAdapter"
     answers: "Answers"
+    network: Any = None  # with a head, the base as a model of transformers for classification
 
 
 def _declare(parser: CommandParser) -> None:
@@ -83,6 +88,7 @@ def main(options: argparse.Namespace) -> None:
         _export_policy(options)
         return
     from mttl.assembly.model import load_run
+    from mttl.data.collate import pad_id_of
     from mttl.inference.model_card import PromptExport, scores_of
     from mttl.library.member_sources import lasting_name
     from mttl.merging.check_written import check_written, write_model
@@ -92,6 +98,8 @@ def main(options: argparse.Namespace) -> None:
     built = load_run(options.run, backbone=options.backbone)
     if options.inventory or options.task or options.all:
         built.require(**{"exports_inventory" if options.inventory else "exports_lora": "export"})
+    if built.model.heads is not None and not (options.task or options.inventory):
+        raise ConfigError("the tasks of this run have heads; export one of them with --task NAME")
     for task in built.tasks if options.all else ():
         if task in (BASE, "..") or Path(task).name != task:
             raise ConfigError(
@@ -114,8 +122,12 @@ def main(options: argparse.Namespace) -> None:
             export.adapter.write(folder)
             if export.adapter.library == "peft":
                 bare = strip(built.model)
-                check_written(folder, bare.backbone, export.answers, export.adapter.tensors)
+                base_model = export.network or bare.backbone
+                check_written(folder, base_model, export.answers, export.adapter.tensors)
                 unfold(bare)
+            if export.network is not None:
+                export.network.config.pad_token_id = pad_id_of(built.tokenizer)
+                export.network.config.save_pretrained(folder)
             form, kind = PromptExport.of(built, export.tasks), export.kind
             replace(form, search={**form.search, **export.adapter.search}).write(
                 *(folder, kind),
@@ -156,8 +168,9 @@ def _export_policy(options: argparse.Namespace) -> None:
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:
     """Yield the adapters that the options select, and print how exact each is."""
-    from mttl.merging.check_written import changed_answer, mixture_answer, task_answers
+    from mttl.merging.check_written import changed_answer, logits, mixture_answer, task_answers
     from mttl.merging.fold import strip, unfold
+    from mttl.peft_format.classifier import head_logits, with_head
     from mttl.peft_format.poly import poly_checkpoint
     from mttl.peft_format.skill_formats import SkillAdapter, skill_adapter
 
@@ -182,6 +195,14 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
         what = f"an adapter of PEFT's {peft}" if peft else "an adapter of AdapterHub"
         if adapter.factors:
             what = f"a LoRA adapter of rank {adapter.config['r']}"
+        head = network = None
+        if model.heads is not None:
+            head = model.heads.of_task[int(built.task_ids(tasks))]
+            bare = strip(model)
+            adapter, network = with_head(adapter, bare.backbone, head)
+            unfold(bare)
+            prefix = built.form.prompt_prefix(tasks[0]).text
+            about += f" Inputs begin with `{prefix}`." * bool(prefix)
         error = accuracy(adapter.factors)
         what = f"{name}: {what}" if options.all else what[0].upper() + what[1:]
         console.print(f"{what}, {error}", markup=False)
@@ -190,13 +211,15 @@ def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[
             console.print(adapter.note.strip(), markup=False)
         answers, exact = {}, error == EXACT
         if exact and not options.no_probe:
-            answers = {tasks[0]: mixture_answer(model, mixing)}
+            ask = logits if head is None else partial(head_logits, head=head)
+            answers = {tasks[0]: mixture_answer(model, mixing, ask)}
         elif not options.no_probe:  # truncated
             bare = strip(model)
-            answers = {tasks[0]: changed_answer(bare.backbone, adapter.factors)}
+            answers = {tasks[0]: changed_answer(network or bare.backbone, adapter.factors)}
             unfold(bare)
         kind = "lora" if peft else "bottleneck"
-        yield Export(folder, kind, tasks, about + adapter.note, exact, adapter, answers)
+        kind = kind if head is None else adapter.config["task_type"]
+        yield Export(folder, kind, tasks, about + adapter.note, exact, adapter, answers, network)
 
 
 def mixture(built: "Built", options: argparse.Namespace, task: str | None) -> "tuple[Tensor, str]":

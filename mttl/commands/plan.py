@@ -5,7 +5,8 @@ mttl plan -c crossfit.yaml+trainer/gpu.yaml --processes 8 --gpu-memory 24 80
 mttl plan -c crossfit.yaml --backbones configs/sizes/* --gpu-memory 24 80
 
 The model is built without weights. A training step and the generation of answers are traced at the
-maximum lengths of the settings, without computation. Only the backbone's config.json is read.
+maximum lengths of the settings, without computation. Only the backbone's config.json is read, and
+its tokenizer if data.fit_lengths is set.
 """
 
 import argparse
@@ -46,12 +47,16 @@ def main(options: argparse.Namespace) -> None:
     n_processes = options.processes or processes_of(config.trainer)[0]
     config = with_shared_batches(config, n_processes)
     if options.tasks is not None:
-        tasks = [f"task {number}" for number in range(options.tasks)]
+        tasks, options.heads = [f"task {number}" for number in range(options.tasks)], {}
     else:
+        from mttl.assembly.build_heads import task_heads
         from mttl.assembly.build_router import with_factors
+        from mttl.commands.train_tasks import fitted
         from mttl.data.chosen_tasks import training_tasks
 
+        config = fitted(config)
         gym, tasks = training_tasks(config)
+        options.heads = task_heads(gym, tasks, config)
         config = with_factors(config, gym, tasks)
     report = _compare if options.backbones else _show
     report(config, tasks, options, n_processes)
@@ -63,7 +68,9 @@ def _show(
     from mttl.assembly.planning.memory_plan import needs_of
 
     quantize = getattr(config.backbone, "quantize", None)
-    plan = needs_of(config, tasks).plan(config.trainer.strategy, n_processes, quantize)
+    plan = needs_of(config, tasks, options.heads).plan(
+        config.trainer.strategy, n_processes, quantize
+    )
     title = f"Memory in GiB per process ({n_processes} in total), {config.data.batch_size} rows"
     table = TextTable(title).words("part").numbers("training", "answering")
     sides = (plan.training, plan.answering)
@@ -94,7 +101,7 @@ def _compare(
     console.print(f"| backbone | {' | '.join(ways)} |")
     console.print(f"|---|{'--:|' * len(ways)}")
     for folder in options.backbones:
-        needs, cells = needs_of(_on(config, folder), tasks), []
+        needs, cells = needs_of(_on(config, folder), tasks, options.heads), []
         for way in ways.values():
             plan = needs.plan(*way)
             fitting = [gib for gib in sorted(options.gpu_memory) if plan.fits(gib)]

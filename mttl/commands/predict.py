@@ -4,10 +4,11 @@ mttl predict --from runs/crossfit --task verb_past < words.tsv > answers.tsv
 mttl predict --from runs/crossfit --adapted models/past --in mixed.jsonl --out answers.jsonl
 mttl predict --from runs/crossfit --in reviews.csv --choices good bad
 
-The input is TSV, CSV (with a header) or JSONL. A row has the columns that its task's training file
-had, columns for --input TEMPLATE, or the column input; optionally also task, output (reference
-answer, for scoring) and choices. The output file appears when it is complete; an interrupted
-command continues.
+The input is TSV, CSV (with a header), JSONL, CoNLL or CoNLL-U (.conll, .conllu). A row has the
+columns that its task's training file had, columns for --input TEMPLATE, or the column input;
+optionally also task, output (reference answer, for scoring) and choices. CoNLL files are for tasks
+with tags or trees; the output is the same file with predicted ones. The output file appears when it
+is complete; an interrupted command continues.
 """
 
 import argparse
@@ -28,7 +29,9 @@ def _declare(parser: CommandParser) -> None:
     help = "input of a row by its columns, such as '{message}' (as in the run's task file)"
     add("--input", dest="template", metavar="TEMPLATE", help=help)
     help = "format of input and output (from the file names, or the first character)"
-    add("--format", choices=("tsv", "csv", "jsonl"), help=help)
+    add("--format", choices=("tsv", "csv", "jsonl", "conll", "conllu"), help=help)
+    help = "columns of CoNLL: words, tags, and _ for others (words first, tags last)"
+    add("--columns", nargs="+", default=(), metavar="NAME", help=help)
     add = parser.work.add_argument
     help = "answers to choose from by likelihood, or @FILE with one per line"
     add("--choices", nargs="+", default=[], metavar="ANSWER", help=help)

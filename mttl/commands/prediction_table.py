@@ -16,6 +16,7 @@ from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.assembly.load_tasks import load_tasks
 from mttl.assembly.model import Built
 from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.commands.word_files import WORD_FORMATS, check_words, read_words, write_words
 from mttl.inference.input_table import (
     ANSWER,
     FORMATS,
@@ -69,12 +70,18 @@ def prediction_table(options: Namespace) -> None:
         if plugins.METRICS.is_plugin(metric):
             plugins.find_class(plugins.METRICS, metric, trusted=True)
     place = options.questions or "standard input"
-    if options.questions is None:
-        text = decoded(sys.stdin.buffer.read(), place, TaskError)
+    kind = options.format or _kind_of_both(options.questions, options.out)
+    if kind in WORD_FORMATS:
+        rows = read_words(options, kind)
+    elif options.columns:
+        raise ConfigError("--columns works only with --format conll; remove it")
     else:
-        text = read_text(options.questions, TaskError)
-    kind = options.format or _kind_of_both(options.questions, options.out) or guess_kind(text)
-    rows = parse_rows_of(text, kind, place)
+        if options.questions is None:
+            text = decoded(sys.stdin.buffer.read(), place, TaskError)
+        else:
+            text = read_text(options.questions, TaskError)
+        kind = kind or guess_kind(text)
+        rows = parse_rows_of(text, kind, place)
     models, metrics = load_tasks(options.source, options.adapted, options.backbone)
     for built in models.values():
         built.require(answers="mttl predict")
@@ -88,6 +95,14 @@ def prediction_table(options: Namespace) -> None:
     chooses = any(choices)
     if options.per_token and not chooses:
         raise ConfigError("--per-token needs choices: give --choices or a column 'choices'")
+    heads = models[next(filter(None, names))].form.task_heads
+    if heads and (chooses or options.search):
+        raise ConfigError(
+            "tasks with heads neither choose nor generate answers: remove choices, --beams, "
+            "--temperature, --top-p and --max-tokens"
+        )
+    if kind in WORD_FORMATS:
+        check_words(kind, names[0], heads.get(names[0]))
     _check_choices(choices, options.search, place, [models.get(name) for name in names])
     if metric is not None:
         metrics = dict.fromkeys(models, metric)
@@ -125,7 +140,10 @@ def prediction_table(options: Namespace) -> None:
         parts = sorted(results.finished.items())
         found = [row for _, part in parts for row in part.rows]
         done = [row | own for row, own in zip(rows, found, strict=True)]
-        if options.out is not None:
+        if kind in WORD_FORMATS:
+            texts, answers = [row["words"] for row in rows], [row[ANSWER] for row in found]
+            write_words(options, kind, heads[names[0]], texts, answers)
+        elif options.out is not None:
             write_text(options.out, header + format_rows(done, columns, kind))
     if hidden:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -216,7 +234,7 @@ def _check_choices(
 
 def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
     endings = [Path(name).suffix.removeprefix(".") for name in (questions, out) if name]
-    kinds = [ending for ending in endings if ending in FORMATS]
+    kinds = [ending for ending in endings if ending in (*FORMATS, *WORD_FORMATS)]
     if len(set(kinds)) > 1:
         raise ConfigError(f"'{questions}' and --out '{out}' have different formats; set --format")
     return kinds[0] if kinds else None

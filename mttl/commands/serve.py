@@ -5,6 +5,7 @@ mttl serve --from runs/crossfit --adapted models/past models/third --port 8001
 curl localhost:8000/v1/completions -H 'Content-Type: application/json' \
   -d '{"model": "verb_past", "prompt": "knit"}'
 
+Tasks with heads answer as the hub's inference API: POST /models/TASK with {"inputs": TEXT}.
 Requests of different tasks share batches. After Ctrl-C or SIGTERM the server answers accepted
 requests and exits. It needs `pip install fastapi uvicorn prometheus_client`.
 """

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from datasets import Dataset
 
 from mttl.assembly.build_backbone import architecture, build_tokenizer, check_packable
-from mttl.assembly.build_heads import check_heads, task_heads
+from mttl.assembly.build_heads import task_heads
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.saved_run import Built
@@ -124,10 +124,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     metrics = {task: gym.metric(task) for task in tasks}
     samples = [(task, config.data.samples) for task in tasks]
     own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
-    heads = task_heads(gym, tasks)
-    if heads:
-        check_heads(config, heads)
-    options = {} if heads else wanted_options(gym, samples, config.generation.mode)
+    heads = task_heads(gym, tasks, config)
+    options = wanted_options(gym, samples, config.generation.mode)
     for task, split, sample in product(tasks, config.data.evaluate, config.data.samples):
         rows = gym.rows(task, split, sample)  # finds malformed files before training
         if missing := missing_options(options.get(task, ()), rows):

@@ -56,7 +56,7 @@ class TextEncoder:
     """Encodes prompts and answers for a decoder-only or encoder–decoder model.
 
     Lengths are in ids, special tokens included; ``truncate`` is the side of a long input that is
-    cut. Raises a `ConfigError` if there is no end token, or a length leaves no room for text.
+    cut. Raises a `ConfigError` if a length leaves no room for text.
     """
 
     def __init__(
@@ -69,20 +69,16 @@ class TextEncoder:
         truncate: Truncate = "end",
     ):
         eos_id: Any = tokenizer.eos_token_id
-        if eos_id is None:
-            raise ConfigError(
-                f"{type(tokenizer).__name__} has no end token, so generation could not stop; set "
-                "its eos_token."
-            )
+        end = [] if eos_id is None else [eos_id]
         self.tokenizer, self.truncate = tokenizer, truncate
         self.user_text = UserText(tokenizer)
         self._decoder_only = decoder_only
         self.leading_space = " " if wants_leading_space(tokenizer) else ""
         before, after = special_ids(tokenizer)
         if decoder_only:
-            self.prompt_ends, self._answer_ends = (before, _bare(tokenizer, "\n")), ([], [eos_id])
+            self.prompt_ends, self._answer_ends = (before, _bare(tokenizer, "\n")), ([], end)
         else:
-            ends = after if eos_id in after else [*after, eos_id]
+            ends = after if eos_id in after else [*after, *end]
             self.prompt_ends, self._answer_ends = (before, after), (before, ends)
         self._max_lengths = max_input_length, max_output_length
         self._check_room("max_input_length", max_input_length, self.prompt_ends)
@@ -118,7 +114,15 @@ class TextEncoder:
         return self._encode(texts, self.prompt_ends, self._max_lengths[0], lost, kept)
 
     def answers(self, texts: Sequence[str], lost: list[int] | None = None) -> list[list[int]]:
-        """Return the ids of each answer, including the end token; ``lost`` as for `prompts`."""
+        """Return the ids of each answer, including the end token; ``lost`` as for `prompts`.
+
+        Raises a `ConfigError` if there is no end token.
+        """
+        if self.tokenizer.eos_token_id is None:  # heads need none
+            raise ConfigError(
+                f"{type(self.tokenizer).__name__} has no end token, so generation could not stop; "
+                "set its eos_token, or give all tasks a head (kind: tokens, label or tree)"
+            )
         return self._encode(texts, self._answer_ends, self._max_lengths[1], lost)
 
     def lost_characters(self, texts: Sequence[str]) -> list[str]:

@@ -70,18 +70,13 @@ class HeadedEncoder:
         for form, row, prefix in zip(forms, rows, prefixes, strict=True):
             form.check(row)
             encoded, n_cut = self.encode(form, row.input, prefix)
-            if n_cut and form.kind == "tree":
-                raise TaskError(
-                    f"the text {shown(row.input)} is longer than data.max_input_length "
-                    f"({self.max_length}), but any of its words may be a head; raise it"
-                )
             lost += [n_cut] * bool(n_cut)
             for name, value in (encoded._asdict() | {"labels": []}).items():
                 found[name].append(value)
         return found
 
     def encode(self, form: HeadForm, text: str, prefix: PromptPrefix) -> tuple[HeadedRow, int]:
-        """Return an encoded input, and the number of ids that were cut."""
+        """Return an encoded input, and the number of ids that were cut, which trees refuse."""
         start, lead = [*self.before], self._lead
         if before := prefix.text.strip():
             start, lead = [*start, *self._ids([before], lead)[0]], " "
@@ -102,6 +97,11 @@ class HeadedEncoder:
             starts.append(len(ids))
             ids += piece
         lost = sum(map(len, pieces[len(starts) :]))
+        if lost and form.kind == "tree":
+            raise TaskError(
+                f"the text {shown(text)} is longer than data.max_input_length "
+                f"({self.max_length}), but any of its words may be a head; raise it"
+            )
         return HeadedRow([*ids, *self.after], starts, 0), lost
 
     def _ids(self, words: Sequence[str], first: str) -> list[list[int]]:

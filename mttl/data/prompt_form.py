@@ -27,8 +27,8 @@ class PromptForm(Section):
 
     lacks: ClassVar = {
         **dict.fromkeys(
-            ("merges", "averages", "exports_lora", "exports_inventory"),
-            ("headed", "these tasks have heads, which only mttl predict applies"),
+            ("merges", "averages", "exports_inventory"),
+            ("headed", "these tasks have heads; use mttl predict, serve or export --task"),
         ),
         "answers": ("texts", "these tasks are raw text; merge or export their skills"),
         "generates": ("not_generated", "these tasks have heads or raw text, and generate nothing"),

@@ -2,8 +2,8 @@
 """HEADS: modules that turn the hidden states of a backbone into answers.
 
 A `Head` has four methods. ``targets(answers)`` turns texts into tensors for a `HeadBatch`;
-``losses(hidden, batch)`` returns one loss per word or text, ``answers(hidden, batch)`` one text
-per example, and ``forward(hidden, batch)`` the scores that both read.
+``losses(hidden, batch)`` returns one loss per word or text, ``scored(hidden, batch)`` the parts of
+each answer with probabilities, and ``forward(hidden, batch)`` the scores that both read.
 
 | head | answer |
 |---|---|

@@ -1,5 +1,6 @@
 """The interface of heads, and what they share."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mttl.io.errors import require_one_of
 from mttl.routing.token.masks import IGNORED
+
+ScoredParts = list[tuple[str, float]]  # parts of an answer, or labels, with scores
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,14 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def answers(self, hidden: Float[Tensor, "B L D"], batch: HeadBatch) -> list[str]:
         """Return the best answer of each example."""
+
+    def scored(self, hidden: Float[Tensor, "B L D"], batch: HeadBatch) -> list[ScoredParts]:
+        """Return tags of words with probabilities; all labels of a text, best first; or a number.
+
+        By default, heads have no probabilities, and scores are not a number (NaN).
+        """
+        answers = self.answers(hidden, batch)
+        return [[(part, math.nan) for part in answer.split()] for answer in answers]
 
 
 def places_of(names: Sequence[str], known: Sequence[str], what: str) -> list[int]:

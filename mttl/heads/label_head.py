@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mttl.heads.head import Head, HeadBatch, places_of
+from mttl.heads.head import Head, HeadBatch, ScoredParts, places_of
 from mttl.io.errors import require_one_of
 
 
@@ -65,6 +65,14 @@ class LabelHead(Head):
         if self.labels:
             return cross_entropy(scores, labels, reduction="none")[:, None]
         return (scores[:, 0] - labels).square()[:, None]
+
+    def scored(self, hidden: Float[Tensor, "B L D"], batch: HeadBatch) -> list[ScoredParts]:
+        scores = self(hidden, batch).float()
+        if not self.labels:  # the name is that of transformers
+            return [[("LABEL_0", value)] for value in scores[:, 0].tolist()]
+        shares, places = scores.softmax(-1).sort(dim=-1, descending=True)
+        rows = zip(places.tolist(), shares.tolist(), strict=True)
+        return [[(self.labels[i], share) for i, share in zip(*row, strict=True)] for row in rows]
 
     def answers(self, hidden: Float[Tensor, "B L D"], batch: HeadBatch) -> list[str]:
         scores = self(hidden, batch)

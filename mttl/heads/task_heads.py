@@ -57,11 +57,15 @@ class TaskHeads(nn.Module):
         task_ids: Int[Tensor, "B"],
         hidden: Float[Tensor, "B L D"],
         batch: Mapping[str, Any],
-    ) -> list[str]:
-        """Return the best answer of each example; arguments are those of `losses`."""
-        return self._by_task(
-            task_ids, hidden, batch, lambda head, own, part, rows: head.answers(own, part)
-        )
+        *,
+        scored: bool = False,
+    ) -> list[Any]:
+        """Return the answer of each example, or its `Head.scored`; arguments as in `losses`."""
+
+        def answer(head: Head, own: Tensor, part: HeadBatch, rows: list[int]) -> list[Any]:
+            return head.scored(own, part) if scored else head.answers(own, part)
+
+        return self._by_task(task_ids, hidden, batch, answer)
 
     def _by_task(
         self,

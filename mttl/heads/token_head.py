@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.heads.head import Head, HeadBatch, padded, places_of, word_losses
+from mttl.heads.head import Head, HeadBatch, ScoredParts, padded, places_of, word_losses
 
 
 class TokenHead(Head):
@@ -37,3 +37,8 @@ class TokenHead(Head):
     def answers(self, hidden: Float[Tensor, "B L D"], batch: HeadBatch) -> list[str]:
         rows = zip(self(hidden, batch).argmax(-1).tolist(), batch.n_words(), strict=True)
         return [" ".join(self.labels[place] for place in row[:n]) for row, n in rows]
+
+    def scored(self, hidden: Float[Tensor, "B L D"], batch: HeadBatch) -> list[ScoredParts]:
+        shares = self(hidden, batch).float().softmax(-1).amax(-1).tolist()
+        rows = zip(self.answers(hidden, batch), shares, strict=True)
+        return [list(zip(tags.split(), row, strict=False)) for tags, row in rows]

@@ -26,7 +26,15 @@ from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.models.generation import search_file
 from mttl.runtime.version import VERSION
 
-Kind = Literal["model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"]
+Kind = Literal[
+    *("model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"),
+    *("TOKEN_CLS", "SEQ_CLS"),
+]
+# By PEFT's type of a task, the class of transformers and its pipeline.
+_CLASSIFIERS = {
+    "TOKEN_CLS": ("AutoModelForTokenClassification", "token-classification"),
+    "SEQ_CLS": ("AutoModelForSequenceClassification", "text-classification"),
+}
 _LIBRARIES = {"model": "transformers", "skills": "mttl"}
 _LIBRARIES |= dict.fromkeys(("bottleneck", "bottlenecks"), "adapter-transformers")
 QUESTION = "your question"
@@ -69,13 +77,12 @@ class Card:
 
     def text(self) -> str:
         """Return the text of the card."""
+        usual = "text-generation" if self.decoder_only else "text2text-generation"
         head = {
             "library_name": _LIBRARIES.get(self.kind, "peft"),
             "pipeline_tag": "fill-mask"
             if "MaskedLM" in self.raw
-            else "text-generation"
-            if self.decoder_only
-            else "text2text-generation",
+            else _CLASSIFIERS.get(self.kind, ("", usual))[1],
             "tags": ["mttl", "multi-task"],
         }
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", self.base) and not Path(self.base).is_dir():
@@ -92,6 +99,19 @@ class Card:
         task, place = self.tasks[0], _quoted(self.place)
         if self.raw and self.kind == "skills":
             return f"import mttl\n\nrun = mttl.from_pretrained({place})\nprint(run.scores)"
+        if self.kind in _CLASSIFIERS:
+            auto, pipeline = _CLASSIFIERS[self.kind]
+            more = ', aggregation_strategy="first"' * (self.kind == "TOKEN_CLS")
+            return (
+                "from peft import PeftModel\n"
+                f"from transformers import AutoConfig, {auto}, AutoTokenizer, pipeline\n\n"
+                f"config = AutoConfig.from_pretrained({place})\n"
+                f"base = {auto}.from_pretrained({_quoted(self.base)}, config=config)\n"
+                f"model = PeftModel.from_pretrained(base, {place}).merge_and_unload()\n"
+                f"tokenizer = AutoTokenizer.from_pretrained({place})\n"
+                f'answer = pipeline("{pipeline}", model=model, tokenizer=tokenizer{more})\n'
+                f"print(answer({_quoted(QUESTION)}))"
+            )
         if self.template is None and not self.raw:
             return (
                 f"import mttl\n\nrun = mttl.from_pretrained({place})\n"
@@ -345,7 +365,7 @@ class PromptExport:
     tokenizer: PreTrainedTokenizerBase
     forms: Mapping[str, PromptForm]
     decoder_only: bool
-    generation: GenerationConfig
+    generation: GenerationConfig | None
     search: Mapping[str, Any]
     dtype: str
     raw: str = ""
@@ -358,7 +378,7 @@ class PromptExport:
             tokenizer=run.tokenizer,
             forms=dict.fromkeys(tasks, run.form),
             decoder_only=is_decoder_only(backbone),
-            generation=getattr(backbone, "generation_config", None) or GenerationConfig(),
+            generation=getattr(backbone, "generation_config", None),
             search=run.search,
             dtype=str(backbone.dtype).removeprefix("torch."),
             raw=text_class(run),
@@ -369,18 +389,17 @@ class PromptExport:
 
         ``described`` are the attributes of `Card` that describe the weights.
         """
-        described |= {"tasks": tuple(self.forms), "dtype": self.dtype, "raw": self.raw}
-        if self.raw:
+        described |= {"kind": kind, "tasks": tuple(self.forms), "dtype": self.dtype}
+        if kind in _CLASSIFIERS or self.raw:
             self.tokenizer.save_pretrained(folder)
-        else:
-            how = {"decoder_only": self.decoder_only}
-            template = question_template(self.tokenizer, self.forms, **how)
-            if not template.exact:  # also removes a copied template
-                (folder / "chat_template.jinja").unlink(missing_ok=True)
-            template.tokenizer.save_pretrained(folder)
-            pad_id = pad_id_of(self.tokenizer)
-            search_file(self.generation, self.search, pad_id).save_pretrained(folder)
-            described["template"] = template
+            Card(decoder_only=self.decoder_only, raw=self.raw, **described).write(folder)
+            return
+        template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
+        if not template.exact:  # also removes a copied template
+            (folder / "chat_template.jinja").unlink(missing_ok=True)
+        template.tokenizer.save_pretrained(folder)
+        pad_id = pad_id_of(self.tokenizer)
+        search_file(self.generation, self.search, pad_id).save_pretrained(folder)
         of_tasks = [(task, form.task_templates.get(task)) for task, form in self.forms.items()]
         described["inputs"] = {task: one.input for task, one in of_tasks if one}
-        Card(kind=kind, decoder_only=self.decoder_only, **described).write(folder)
+        Card(decoder_only=self.decoder_only, template=template, **described).write(folder)

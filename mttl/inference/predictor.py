@@ -19,6 +19,7 @@ from mttl.data.collate import pad_id_of, padded_inputs
 from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.data.headed import HeadedCollator, HeadedEncoder
 from mttl.data.prompt_form import PromptForm
+from mttl.heads.task_heads import TaskHeads
 from mttl.inference.option_scores import option_scores
 from mttl.inference.task_options import OptionChoice, check_choices, choice_ids
 from mttl.io.errors import TaskError, nearest
@@ -111,7 +112,8 @@ class Predictor:
     def mixture(self, shares: Mapping[str, float]) -> Self:
         """Return a model whose only task has the mean of several tasks' routing weights.
 
-        The task with the largest share determines the form of inputs and the ranked options.
+        The task with the largest share determines the form of inputs, the ranked options, and
+        the head.
         Shares are divided by their sum.
 
         Raises:
@@ -128,7 +130,10 @@ class Predictor:
         parts = rows.new_tensor([share / total for share in shares.values()])
         row = torch.einsum("gbhk,b->ghk", rows, parts).unsqueeze(1)
         first = max(shares, key=lambda task: shares[task])
-        return replace(self, model=self.model.with_router(GivenRows(row)), tasks=(first,))
+        model = self.model.with_router(GivenRows(row))
+        if model.heads is not None:
+            model.heads = TaskHeads([model.heads.of_task[self.tasks.index(first)]])
+        return replace(self, model=model, tasks=(first,))
 
     @property
     def unmixed(self) -> str:
@@ -183,7 +188,8 @@ class Predictor:
         names = self._names(tasks, texts)
         task_ids = self.task_ids(names).to(self.device)
         if self.model.heads is not None:
-            return self._from_heads(names, texts, batch_size, on_rows)
+            rows = [row for row, _ in self.headed_rows(names, texts)]
+            return self.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
         options = {} if search else self.form.task_options
         found: dict[int, str] = {}
         if ranked := [place for place, name in enumerate(names) if name in options]:
@@ -212,26 +218,35 @@ class Predictor:
             found |= zip(rest, answers, strict=True)
         return [found[place] for place in range(len(names))]
 
-    def _from_heads(
-        self,
-        names: Sequence[str],
-        texts: Sequence[str],
-        batch_size: int,
-        on_rows: Callable[[int], object],
-    ) -> list[str]:
+    def headed_rows(
+        self, tasks: Sequence[str], texts: Sequence[str]
+    ) -> list[tuple[dict[str, Any], int]]:
+        """Return an encoded input for the head of each task, and the number of ids cut."""
         encoder = HeadedEncoder(self.tokenizer, self.form.max_input_length)
         rows = []
-        for task, text in zip(names, texts, strict=True):
+        for task, text in zip(tasks, texts, strict=True):
             head, prefix = self.form.task_heads[task], self.form.prompt_prefix(task)
-            row, _ = encoder.encode(head, text.strip(), prefix)
-            rows.append(row._asdict() | {"task_id": self.tasks.index(task), "references": []})
-        collate, found = HeadedCollator(pad_id_of(self.tokenizer)), dict[int, str]()
+            row, n_cut = encoder.encode(head, text.strip(), prefix)
+            own = {"task_id": self.tasks.index(task), "references": []}
+            rows.append((row._asdict() | own, n_cut))
+        return rows
+
+    def from_heads(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        scored: bool = False,
+        batch_size: int = 64,
+        on_rows: Callable[[int], object] = lambda n: None,
+    ) -> list[Any]:
+        """Return the answers to `headed_rows`, or their parts with scores (`Head.scored`)."""
+        collate, found = HeadedCollator(pad_id_of(self.tokenizer)), dict[int, Any]()
         self.model.eval()
         for places in batches_by_length([len(row["input_ids"]) for row in rows], batch_size):
             batch = collate([rows[place] for place in places])
             inputs = {k: v.to(self.device) if torch.is_tensor(v) else v for k, v in batch.items()}
             with self.precision.forward_context():
-                answers = headed_answers(self.model, inputs["task_ids"], inputs)
+                answers = headed_answers(self.model, inputs["task_ids"], inputs, scored=scored)
             found |= zip(places, answers, strict=True)
             on_rows(len(places))
         return [found[place] for place in range(len(rows))]

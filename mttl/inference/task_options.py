@@ -104,11 +104,12 @@ def wanted_options(
     """Return the options of the ranked tasks; ``samples`` are pairs of task and samples.
 
     Mode ``"auto"`` ranks the tasks with declared options, ``"generate"`` none, ``"rank"`` all,
-    ``"both"`` the tasks with options. Raises a `TaskError` that lists the tasks without options if
-    all are to be ranked.
+    ``"both"`` the tasks with options. Tasks with heads are never ranked. Raises a `TaskError` that
+    lists the tasks without options if all are to be ranked.
     """
     if mode == "generate":
         return {}
+    samples = [(task, own) for task, own in samples if gym.head(task) is None]
     if mode == "auto":
         samples = [(task, own) for task, own in samples if gym.options(task)]
     found = [(task, task_options(gym, task, own)) for task, own in samples]

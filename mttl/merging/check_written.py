@@ -88,11 +88,15 @@ def logits(backbone: Any, ask: Callable[..., Any] | None = None) -> Float[Tensor
     return (ask or backbone)(**inputs)[0].float().cpu()
 
 
-def mixture_answer(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> Float[Tensor, "1 L V"]:
-    """Return the logits of a model with one mixture for any task."""
+def mixture_answer(
+    model: SkilledModel,
+    mixing: Float[Tensor, "G H K"],
+    ask: Callable[[Any], Tensor] = logits,
+) -> Float[Tensor, "1 L V"]:
+    """Return the logits of a model with one mixture for any task; ``ask`` computes them."""
     task = torch.zeros(1, dtype=torch.long, device=mixing.device)
     with model.slot.use(Routing(task, mixing[:, None])):
-        return logits(model.backbone)
+        return ask(model.backbone)
 
 
 def task_answers(model: SkilledModel, tasks: Sequence[str]) -> dict[str, Tensor]:
@@ -152,7 +156,8 @@ def _check_adapter(folder: Path, base: Any, answers: Answers, meant: Mapping[str
         poly = read.active_peft_config.peft_type == "POLY"
         more = [{"task_ids": torch.tensor([k])} if poly else {} for k in range(len(answers))]
         # Logits of prompts precede those of the text.
-        found = [logits(base, partial(read, **one))[:, -N_TOKENS:] for one in more]
+        length = max((answer.shape[1] for answer in answers.values()), default=0)
+        found = [logits(base, partial(read, **one))[:, -length:] for one in more]
         compare_answers(dict(zip(answers, found, strict=True)), answers, base, due, meant)
         getattr(read.base_model, "unload", lambda: None)()
         vars(base).pop("peft_config", None)

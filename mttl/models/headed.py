@@ -38,9 +38,13 @@ def headed_losses(
 
 @torch.no_grad()
 def headed_answers(
-    model: SkilledModel, task_ids: Int[Tensor, "B"], batch: Mapping[str, Any]
-) -> list[str]:
-    """Return the answer of each row of a batch."""
+    model: SkilledModel,
+    task_ids: Int[Tensor, "B"],
+    batch: Mapping[str, Any],
+    *,
+    scored: bool = False,
+) -> list[Any]:
+    """Return the answer of each row of a batch, or its parts with scores (`Head.scored`)."""
     assert model.heads is not None
     hidden, _ = headed_states(model, task_ids, batch)
-    return model.heads.answers(task_ids, hidden, batch)
+    return model.heads.answers(task_ids, hidden, batch, scored=scored)

@@ -53,6 +53,8 @@ def mixture_factors(
 
 def instead(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> str:
     """Return the advice for a mixture that cannot be exported: merge it, or use the run."""
+    if model.heads is not None:
+        return "Use the run itself (mttl predict, mttl serve)"
     try:
         unfold(fold(model, mixing))
     except ValueError:

@@ -20,11 +20,13 @@ from mttl.inference.mixture_name import MIXTURE, shares_of
 from mttl.io.errors import MttlError, TaskError, nearest
 from mttl.io.reading import parse_json
 from mttl.serving.generation_request import GenerationRequest, Piece
+from mttl.serving.inference_protocol import InferenceRequest, response_form
 from mttl.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     Reply,
+    parse_part,
     parse_request,
 )
 from mttl.serving.request_queue import RequestQueue, ServerMetrics
@@ -32,7 +34,7 @@ from mttl.serving.served_task import ServedTask, conversation
 
 CLIENT_GONE = 499  # status code of proxies
 TRUNCATED = "X-Truncated-Tokens"
-ROUTES = "/v1/completions, /v1/chat/completions, /v1/models, /metrics, /health"
+ROUTES = "/v1/completions, /v1/chat/completions, /v1/models, /models/TASK, /metrics, /health"
 Value = TypeVar("Value")
 Pieces = asyncio.Queue[tuple[int, Piece] | None]  # None if the client has disconnected
 
@@ -182,6 +184,24 @@ class Service:
             answers[place] = piece
         return JSONResponse(reply.whole(answers), headers=headers)
 
+    async def classify(self, name: str, request: Request) -> Response:
+        """Return the scored answers of a task's head, as the hub's inference API."""
+        body = await self.body(request)
+        asked = parse_part(InferenceRequest, body)
+        task = await asyncio.to_thread(self.task, name)
+        request.state.model = name if name in self.tasks else MIXTURE
+        rows, n_lost = await asyncio.to_thread(task.headed, asked.inputs)
+        kind = task.predictor.form.task_heads[task.name].kind
+        entries = response_form(kind, asked.parameters)
+        self.queue.metrics.add_tokens(prompt=sum(len(row["input_ids"]) for row in rows))
+        work = partial(task.predictor.from_heads, rows, scored=True)
+        scored = await self.in_model_thread(request, work)
+        found = [entries(*pair) for pair in zip(asked.inputs, scored, strict=True)]
+        headers = {TRUNCATED: str(n_lost)} if n_lost else {}
+        # The hub answers a single text with a list of labels in a list.
+        flat = kind != "label" and isinstance(body["inputs"], str)
+        return JSONResponse(found[0] if flat else found, headers=headers)
+
     async def in_model_thread(self, request: Request, work: Callable[[], Value]) -> Value:
         """Return what a function returns in the model's thread, between two batches."""
         found: list[Value | MttlError] = []
@@ -307,6 +327,7 @@ def make_application(
 
     guarded.post("/v1/completions")(partial(service.answer, CompletionRequest))
     guarded.post("/v1/chat/completions")(partial(service.answer, ChatRequest))
+    guarded.post("/models/{name:path}")(service.classify)
     guarded.get("/v1/models")(service.models)
     guarded.get("/v1/models/{name:path}")(service.model)
     guarded.get("/metrics")(service.metrics)

@@ -42,11 +42,10 @@ def serve(options: Namespace) -> None:
         raise ConfigError(f"--load-from '{options.load_from}' is not a folder")
     with listen(options.host, options.port) as listener:
         models, _ = load_tasks(options.source, options.adapted, options.backbone)
-        for built in models.values():
-            built.require(generates="mttl serve")
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
         warning = "warning: everyone who can reach this address can send requests; see --api-key"
         warnings = [warning] * (options.host not in LOCAL and key is None)
+        version = "models" if any(built.model.heads for built in models.values()) else "v1"
         queue = RequestQueue(
             batch_size=options.batch_size, wait=options.wait / 1000, most=options.most_waiting
         )
@@ -61,7 +60,7 @@ def serve(options: Namespace) -> None:
         answer_requests(
             listener,
             Service(tasks, queue, **limits, key=key),
-            lambda place: [f"serving {len(tasks)} tasks at {place}v1", *warnings],
+            lambda place: [f"serving {len(tasks)} tasks at {place}{version}", *warnings],
             add_routes,
         )
 
@@ -173,8 +172,8 @@ def share_backbone(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
 def _all_but_rows(predictor: Predictor) -> Any:
     """Return a key that is equal for models that can be merged."""
     model, router = predictor.model, predictor.model.router
-    # Token routers and routers that read prompts use more than routing weights.
-    if model.routes_tokens or "prompts" in router.seen:
+    # Token routers, routers that read prompts and heads use more than routing weights.
+    if model.routes_tokens or "prompts" in router.seen or model.heads is not None:
         return id(predictor)
     form = predictor.form.model_copy(update={"task_descriptions": {}})
     places = tuple(

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 from mttl.data.encode import PromptPrefix
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
-from mttl.io.errors import ConfigError
+from mttl.io.errors import ConfigError, TaskError
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
 
@@ -36,10 +37,12 @@ class ServedTask:
 
         A prefix replaces that of the task, for chats with other system texts or earlier turns.
         """
-        empty = [str(place) for place, text in enumerate(questions) if not text.strip()]
-        if empty:
-            places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
-            raise ApiError(400, f"an input is empty ({places}); every input must contain text")
+        if self.predictor.model.heads is not None:
+            problem = (
+                f"'{self.name}' has a head and generates no text; use POST /models/{self.name}"
+            )
+            raise ApiError(400, problem, param="model")
+        _require_text(questions)
         form, lost, encoder = self.predictor.form, [], self.predictor.encoder
         texts = [form.text(self.name, question) for question in questions]
         usual = form.prompt_prefix(self.name)
@@ -52,14 +55,30 @@ class ServedTask:
             problem = "the messages do not fit the chat template of the run, or its longest input"
             problem += f" ({form.max_input_length} tokens): {error}"
             raise ApiError(400, problem, param="messages") from error
+        self._check_lost(lost)
+        return prompts, sum(lost)
+
+    def headed(self, texts: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+        """Return the encoded inputs of a head, and the number of truncated tokens."""
+        if self.predictor.model.heads is None:
+            problem = f"'{self.name}' has no head; use POST /v1/completions"
+            raise ApiError(400, problem, param="model")
+        _require_text(texts)
+        try:
+            pairs = self.predictor.headed_rows([self.name] * len(texts), texts)
+        except TaskError as error:  # a tree whose text is too long
+            raise ApiError(400, str(error), code=TOO_LONG) from error
+        self._check_lost(lost := [n_cut for _, n_cut in pairs if n_cut])
+        return [row for row, _ in pairs], sum(lost)
+
+    def _check_lost(self, lost: Sequence[int]) -> None:
         if lost and not self.truncate:
-            most = form.max_input_length
+            most = self.predictor.form.max_input_length
             problem = (
                 f"an input has {most + max(lost)} tokens with its prefix and template; the maximum "
                 f"is {most}, as in training. Shorten it, or start mttl serve with --truncate"
             )
             raise ApiError(400, problem, code=TOO_LONG)
-        return prompts, sum(lost)
 
     def wanted(
         self,
@@ -119,6 +138,12 @@ class ServedTask:
             )
             for place, prompt in enumerate(own for own in prompts for _ in range(request.n))
         ]
+
+
+def _require_text(questions: Sequence[str]) -> None:
+    if empty := [str(place) for place, text in enumerate(questions) if not text.strip()]:
+        places = f"number {', '.join(empty)} of {len(questions)}, counted from 0"
+        raise ApiError(400, f"an input is empty ({places}); every input must contain text")
 
 
 def conversation(

@@ -5,6 +5,7 @@ per word; ``heads`` are integers from 1, and 0 is the root. Files may be compres
 Writers copy a file with other answers, which join the parts for each word by blanks.
 """
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -109,10 +110,13 @@ def write_conll(
 ) -> None:
     """Write a copy of a CoNLL or WikiANN file whose column ``tags`` has the answers.
 
+    Without such a column, it is added after the last one.
+
     Raises:
         TaskError: If there is not one answer per sentence, with one tag per word.
     """
-    _write(target, source, list(_columns(source, columns)), [columns.index("tags")], answers)
+    place = [*columns, "tags"].index("tags")
+    _write(target, source, list(_columns(source, columns)), [place], answers)
 
 
 def write_conllu(
@@ -125,6 +129,13 @@ def write_conllu(
     """
     places = [_HEAD, _RELATION] if trees else [_TAG]
     _write(target, source, list(_conllu(source)), places, answers)
+
+
+def guess_columns(path: str | Path) -> tuple[str, ...]:
+    """Return names of a CoNLL file's columns: words in the first, tags in the last of several."""
+    first = next(_sentences(path, "-DOCSTART-"), [(1, "")])
+    n = len(_split(first[0][1])[::2])
+    return ("words", *["_"] * (n - 2), "tags")[:n]
 
 
 def _columns(path: str | Path, columns: Sequence[str]) -> Iterator[_Sentence]:
@@ -225,12 +236,16 @@ def _write(
             problem = f"{shown(answer)} must have one {form} for each of {len(sentence)} words"
             raise TaskError(f"{source}, line {sentence[0][0]}: the answer {problem}")
         changed |= {number: part for (number, _), part in zip(sentence, parts, strict=True)}
-    with atomic_path(target) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with Path(source).open("rb") as file:
+        encoding = "utf-8-sig" if file.read(3) == codecs.BOM_UTF8 else "utf-8"
+    with atomic_path(target) as part, part.open("w", encoding=encoding, newline="") as file:
         for number, line in enumerate(text_lines(Path(source)), 1):
             if number in changed:
                 body = line.rstrip("\r\n")
-                cells = _split(body)
+                cells, body = _split(body), body if "\t" in body else body.strip(" ")
                 for place, text in zip(places, changed[number], strict=True):
-                    cells[2 * place] = text
-                line = "".join(cells) + line[len(body) :]
+                    if 2 * place > len(cells):
+                        cells += cells[1:2] or [" "]
+                    cells[2 * place : 2 * place + 1] = [text]
+                line = line.replace(body, "".join(cells), 1)
             file.write(line)

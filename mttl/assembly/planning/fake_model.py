@@ -1,21 +1,22 @@
 """Build a configuration's model with fake tensors: all shapes, but no data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mttl.assembly.build_backbone import architecture
+from mttl.assembly.build_heads import build_heads
 from mttl.assembly.model import assemble
 from mttl.config.backbone_schema import Backbone, RandomBackbone
 from mttl.config.schema import Config
-from mttl.io.errors import ConfigError
 from mttl.io.files import shipped_folder
-from mttl.models.backbone import choose_trained
+from mttl.models.backbone import choose_trained, freeze_unread
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import SparseInventory
+from mttl.tasks.head_form import HeadForm
 
 # Hub models whose configuration is shipped in configs/sizes.
 SHIPPED = {"facebook/bart-large": "bart_large"}
@@ -23,7 +24,9 @@ SHIPPED = {"facebook/bart-large": "bart_large"}
 WHOLE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
 
 
-def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
+def fake_model(
+    config: Config, tasks: Sequence[str], heads: Mapping[str, HeadForm] | None = None
+) -> SkilledModel:
     """Return the model of a configuration in training mode, with fake weights.
 
     Only ``config.json`` of a pretrained backbone is read.
@@ -32,6 +35,9 @@ def fake_model(config: Config, tasks: Sequence[str]) -> SkilledModel:
         network = _network(config.backbone)
         choose_trained(network, config.backbone.train)
         model, *_ = assemble(network, config, tasks, trained=True)
+        model.heads = build_heads(heads or {}, tasks, config.heads, network)
+        if model.heads is not None:
+            freeze_unread(network)
     dtype = WHOLE.get(config.trainer.precision)
     if dtype is not None:
         model.to(dtype)
@@ -51,8 +57,6 @@ def _network(backbone: Backbone) -> PreTrainedModel:
         place = str(shipped_folder() / "configs" / "sizes" / shipped)
         backbone = backbone.model_copy(update={"name": place})
     kind, settings = architecture(backbone)
-    if not any(kind is one for one in (AutoModelForCausalLM, AutoModelForSeq2SeqLM)):
-        raise ConfigError(f"the memory of an encoder ({backbone.title}) cannot be planned")
     if isinstance(backbone, RandomBackbone):
         return kind.from_config(settings)
     stored = getattr(settings, "dtype", None) or torch.float32

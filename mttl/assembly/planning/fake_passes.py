@@ -17,8 +17,12 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mttl.assembly.planning.peak_memory import PeakMemory
 from mttl.config.schema import Config
+from mttl.heads.label_head import LabelHead
+from mttl.heads.task_heads import TaskHeads
+from mttl.heads.tree_head import TreeHead
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import cache_argument
+from mttl.models.headed import headed_losses
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.context import Routing
 from mttl.routing.token import base
@@ -41,6 +45,8 @@ def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     if decoder_only:
         labels = torch.cat([torch.full((data.batch_size, n_in), IGNORED), labels], 1)
     batch["labels"] = labels
+    if model.heads is not None:
+        batch = _headed_batch(model.heads, data.batch_size, n_in)
     tasks = torch.arange(data.batch_size) % model.router.n_tasks
     with _counted(model) as counter:
         handles = [
@@ -50,13 +56,17 @@ def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
         # The second batch of a step has the gradients of the first.
         for _ in range(min(2, config.trainer.accumulate_grad_batches)):
             with _autocast(config):
-                routing = model.route(tasks, inputs=batch)
-                with model.slot.use(routing):
-                    logits, targets, places = forced_logits(model.backbone, batch)
-                losses = answer_losses(logits, targets, places, config.optim.label_smoothing)
+                if model.heads is not None:
+                    losses, targets, routing = headed_losses(model, batch)
+                else:
+                    routing = model.route(tasks, inputs=batch)
+                    with model.slot.use(routing):
+                        logits, targets, places = forced_logits(model.backbone, batch)
+                    losses = answer_losses(logits, targets, places, config.optim.label_smoothing)
+                    del logits
                 loss = global_mean(losses, targets) + model.router.prior_loss()
                 loss = loss + sum(routing.losses.values())
-            del logits, losses
+            del losses
             loss.backward()
         for parameter, handle in zip(trained, handles, strict=True):
             parameter.grad = None
@@ -66,7 +76,7 @@ def training_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
 
 @torch.no_grad()
 def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
-    """Return the peak memory of generation besides weights, by kind."""
+    """Return the peak memory of generation, or of scoring heads, besides weights, by kind."""
     data, n_beams = config.data, config.generation.num_beams
     backbone: Any = model.backbone
     cache: Any
@@ -75,6 +85,12 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     tasks = torch.arange(data.eval_batch_size) % model.router.n_tasks
     was_training = model.training
     model.eval()
+    if model.heads is not None:
+        batch = _headed_batch(model.heads, data.eval_batch_size, data.max_input_length)
+        with _counted(model) as counter, _autocast(config):
+            headed_losses(model, batch)  # reads the scores of answers, too
+        model.train(was_training)
+        return dict(counter.at_peak)
     with _counted(model) as counter, _autocast(config):
         routing = model.route(tasks, inputs=prompts, expansion=n_beams, reuse_merged=True)
         _tell_tasks_apart(routing, tasks)
@@ -109,6 +125,19 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
                 cache.reorder_cache(torch.arange(n_rows))
     model.train(was_training)
     return dict(counter.at_peak)
+
+
+def _headed_batch(heads: TaskHeads, n_rows: int, length: int) -> dict[str, Any]:
+    """Return a batch in which every id is a word."""
+    tasks, answers = torch.arange(n_rows) % len(heads.of_task), []
+    for head in (heads.of_task[task] for task in tasks.tolist()):
+        name, n_words = next(iter(head.labels), "0"), 1 if isinstance(head, LabelHead) else length
+        arcs = [f"{place}:{name}" for place in range(n_words)]
+        answers.append(arcs if isinstance(head, TreeHead) else [name] * n_words)
+    starts = torch.arange(length).repeat(n_rows, 1)
+    rows = {"task_ids": tasks, "references": [[" ".join(answer)] for answer in answers]}
+    words = {"word_starts": starts, "labels": torch.zeros_like(starts)}
+    return {**_ids(n_rows, length), **words, **rows}
 
 
 @contextmanager

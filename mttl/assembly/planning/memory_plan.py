@@ -16,6 +16,7 @@ from mttl.config.schema import Config
 from mttl.io.errors import ConfigError
 from mttl.models.quantised import GROUPS
 from mttl.skills.targets import block_paths, inside_block
+from mttl.tasks.head_form import HeadForm
 from mttl.training.optim import parameter_roles
 
 GIB = 2**30
@@ -94,10 +95,16 @@ class Needs:
         return MemoryPlan(max(step, after, key=lambda parts: sum(parts.values())), answering)
 
 
-def needs_of(config: Config, tasks: Sequence[str], *, answers: bool = True) -> Needs:
+def needs_of(
+    config: Config,
+    tasks: Sequence[str],
+    heads: Mapping[str, HeadForm] | None = None,
+    *,
+    answers: bool = True,
+) -> Needs:
     """Return the memory needs of a run, from its configuration and architecture."""
     try:
-        model = fake_model(config, tasks)
+        model = fake_model(config, tasks, heads)
         training = training_bytes(model, config)
         answering = generation_bytes(model, config) if answers else {}
     except (DataDependentOutputException, DynamicOutputShapeException) as error:

@@ -7,6 +7,7 @@ import torch
 
 from helpers.fragments import fragments, frozen_config
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
+from helpers.headed import ENCODER
 from mttl.assembly.model import build_model
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.fake_passes import generation_bytes, training_bytes
@@ -14,10 +15,16 @@ from mttl.assembly.planning.memory_plan import GIB, MemoryPlan, Needs, needs_of,
 from mttl.assembly.planning.peak_memory import PeakMemory
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
+from mttl.tasks.head_form import HeadForm
 from mttl.training.optim import build_optimizer
 
 TASKS = ["a", "b", "c"]
 SHORT = "data.max_output_length=2"
+HEADS = {
+    "a": HeadForm(kind="tokens", labels=["O", "B"]),
+    "b": HeadForm(kind="tree", labels=["root", "obj"]),
+    "c": HeadForm(kind="label"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +39,20 @@ def config_of(folder: Path, backbone: dict, *overrides: str):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    ("backbone", "settings"),
+    ("backbone", "settings", "heads"),
     [
-        (TINY_T5, ["backbone.gradient_checkpointing=true", "generation.num_beams=3", SHORT]),
-        (TINY_LLAMA, ["trainer.accumulate_grad_batches=2", SHORT]),
-        (TINY_LLAMA, ["trainer.precision=bf16-mixed", "backbone.train=false"]),
+        (TINY_T5, ["backbone.gradient_checkpointing=true", "generation.num_beams=3", SHORT], {}),
+        (TINY_LLAMA, ["trainer.accumulate_grad_batches=2", SHORT], {}),
+        (TINY_LLAMA, ["trainer.precision=bf16-mixed", "backbone.train=false"], {}),
+        (ENCODER | {"tokenizer": "byte"}, [], HEADS),
+        (TINY_LLAMA, ["trainer.accumulate_grad_batches=2"], HEADS),
+        (TINY_T5, [], HEADS),
     ],
 )
-def test_passes_without_weights_keep_what_real_ones_keep(folder, backbone, settings) -> None:
+def test_passes_without_weights_keep_what_real_ones_keep(folder, backbone, settings, heads) -> None:
     """The same passes, counted in the same way, on the model that `pl_train.py` builds."""
     config = config_of(folder, backbone, *settings)
-    real, fake = build_model(config, TASKS).model, fake_model(config, TASKS)
+    real, fake = build_model(config, TASKS, heads).model, fake_model(config, TASKS, heads)
     # In mixed precision real tensors keep some casts of a block a little longer: 0.7 % here.
     mixed = config.trainer.precision == "bf16-mixed"
     for measured in (training_bytes, generation_bytes):
