@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import is_packed, parts
 from mttl.assembly.model import Built, load_run
+from mttl.assembly.other_runs import On
 from mttl.checkpoints.inventory_files import check_named
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import read_table
@@ -16,10 +17,14 @@ from mttl.runtime.processes import device_of
 
 
 def load_tasks(
-    source: str | None, adapted: Sequence[str], backbone: str | None
+    source: str | None,
+    adapted: Sequence[str],
+    backbone: str | None,
+    on: Sequence[On] | None = None,
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the models and metrics by task; adapted tasks come before those of the run.
 
+    All models use the skills of other runs ``on``, if given, instead of those of training.
     Models share equal tensors in memory, so they must not be modified.
     """
     check_named(source, adapted)
@@ -28,7 +33,7 @@ def load_tasks(
     weights: dict[str, list[Tensor]] = {}
     folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
     for folder, run in folders:
-        built = load_run(folder, run=run, backbone=backbone)
+        built = load_run(folder, run=run, backbone=backbone, on=on)
         share_weights(built.model, weights)  # before another model is moved to the device
         built.model.to(device_of())
         if twice := [name for name in built.tasks if name in models and folder != source]:

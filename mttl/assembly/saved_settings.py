@@ -26,6 +26,13 @@ OF_THE_RUN = ("backbone", "policy", "skills", "router", "moe", "aggregation", "h
 _ABSENT = object()
 
 
+class OtherRun(Section):
+    """Absolute path and digest of a run in `skills.on`."""
+
+    path: str
+    inventory: str
+
+
 class ModelSettings(Section):
     """Settings of a language model with skills, with sections of `Config`."""
 
@@ -35,6 +42,7 @@ class ModelSettings(Section):
     moe: MoE | None = None
     aggregation: Aggregation = Mixture()
     heads: Heads = Heads()
+    others: Sequence[OtherRun] = ()
     data: PromptForm = PromptForm()
     generation: Generation = Generation()
     precision: str = "32-true"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, create_model, model_validator
 
 from mttl.config.plugin_section import PartSection, make_section, parts_of
 from mttl.config.section import Section
@@ -28,8 +28,51 @@ class _OneKind(Section):
     """Identical initialisation of all skills, so that trained skills can be averaged (AdaMix)."""
 
 
+class _OfOtherRun(Section):
+    """Frozen skills of another run; as text: `runs/languages:fr`, or a folder with one task."""
+
+    lacks: ClassVar = {
+        **dict.fromkeys(
+            ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
+            "its skills work only on top of those of other runs (skills.on); use mttl predict or "
+            "mttl serve",
+        ),
+        "stacks": "this run is itself on top of other runs; name a run without skills.on",
+    }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            folder, _, task = value.rpartition(":")
+            return {"from": folder, "task": task} if folder else {"from": value}
+        pair = isinstance(value, tuple)
+        return dict(zip(("from", "task"), value, strict=False)) if pair else value
+
+
+# A function, since `from` is a word of Python.
+OfOtherRun: Any = create_model(
+    "OfOtherRun",
+    __base__=_OfOtherRun,
+    __doc__=_OfOtherRun.__doc__,
+    **{  # type: ignore[call-overload]
+        "from": (str, Field(description="Folder of the run, or of an adapted task.")),
+        "task": (
+            str | dict[str, float] | None,
+            Field(
+                None,
+                description="Task whose routing is used, or shares of several tasks; by default "
+                "the only one.",
+            ),
+        ),
+    },
+)
+
+
 class _Sizes(Section):
     asks: ClassVar = {"has_heads": "n_heads > 1"}
+    on: list[OfOtherRun] = []
+    """Frozen skills of other runs, such as a language, that the skills are trained on top of."""
     n_skills: PositiveInt | Literal["per_task"] = 8
     """Number of skills; `per_task` for the private router, `per_column` for the number of columns
     of the expert router's matrix. With the c_poly router: the number of skills all tasks share."""
@@ -58,7 +101,7 @@ class Several(_Sizes):
 class NoSkills(Section):
     """No skills; for experts that tokens choose (section `moe`)."""
 
-    lacks: ClassVar = {"ablates": "the run has no skills, only experts"}
+    lacks: ClassVar = dict.fromkeys(("ablates", "stacks"), "the run has no skills, only experts")
     kind: Literal["none"]
 
 
@@ -115,7 +158,7 @@ class Fusion(Section):
     lacks: ClassVar = {
         "starts": "its skills come from aggregation.source; remove run.start",
         **dict.fromkeys(
-            ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
+            ("merges", "averages", "exports_lora", "exports_inventory", "ablates", "stacks"),
             "skills are mixed per token; use the run in aggregation.source",
         ),
     }

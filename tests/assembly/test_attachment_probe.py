@@ -25,6 +25,7 @@ POINTS = {
     "prefix": "kind=prefix length=3 targets=[attention]",
     "block": "kind=adapter hidden_features=3 activation=gelu targets=[attention]",
     "prompt": "kind=prompt length=3 targets=[input]",
+    "embedded": "kind=invertible activation=gelu targets=[input]",
     "ladder": "kind=ladder side_features=4 activation=gelu targets=[stack]",
 }
 SIZES: dict[int, str] = {

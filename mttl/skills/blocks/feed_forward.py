@@ -1,5 +1,6 @@
 """The feed-forward blocks of a backbone, found by the names of their projections."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -118,6 +119,20 @@ def is_inline(module: nn.Module) -> bool:
     """Return whether the feed-forward block is only a part of the module."""
     others = {name for name, child in module.named_children() if [*child.parameters()]}
     return bool(others - {"fc1", "fc2"}) and "fc1" in others
+
+
+def joined_name(name: str) -> str:
+    """Return the name that a backbone's parameter has if no block is separated."""
+    return name.replace(".fc1.fc1.", ".fc1.").replace(".fc1.fc2.", ".fc2.")
+
+
+def separated_name(name: str, blocks: Iterable[str]) -> str:
+    """Return the name that a parameter has if `separate` has made modules of some blocks."""
+    for path in blocks:
+        layer = path.removesuffix("fc1")
+        if name.startswith((f"{layer}fc1.", f"{layer}fc2.")):
+            return f"{path}.{name.removeprefix(layer)}"
+    return name
 
 
 def _form(module: nn.Module) -> tuple[str | None, str, str] | None:

@@ -1,0 +1,140 @@
+"""A task trained on top of the skills of another run, which may be exchanged for others."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mttl
+from helpers.command import note_again, train
+from helpers.gyms import TASKS, write_config, write_gym
+from mttl.assembly.model import build_model
+from mttl.checkpoints.saved_inventory import read_inventory
+from mttl.commands.predict import main as predict
+from mttl.config.load import load_config
+from mttl.io.errors import CheckpointError, ConfigError, TaskError
+from mttl.skills.skilled_layer import layers_of
+
+SHORT = ("trainer.max_steps=3", "trainer.val_check_interval=3", "data.evaluate=[]", "optim.lr=0.2")
+FROZEN = "backbone.train=false"
+ADAPTER = {"kind": "adapter", "hidden_features": 3, "activation": "relu", "parallel": False}
+MADX = {
+    "kind": "several",
+    "kinds": [ADAPTER | {"targets": ["mlp"]}, {"kind": "invertible", "targets": ["input"]}],
+}
+TEXTS = ["abc", "cab", "b"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs whose tasks are languages, with different kinds of skills, and one on top."""
+    folder = tmp_path_factory.mktemp("others")
+    gym = write_gym(folder / "gym")
+    private = {"router": {"kind": "private"}}
+    for name, skills in (("madx", MADX), ("lora", {})):
+        own = {"skills": skills | {"n_skills": "per_task"}, **private}
+        config = write_config(folder / f"{name}.yaml", gym, **own)
+        given = ["optim.kind=adamw", FROZEN, *SHORT]
+        # The same random backbone for all.
+        start = [] if name == "madx" else [f"skills.on=['{folder}/runs/madx:copy']"]
+        train(config, name if not start else "task", *given, *start)
+    return folder / "runs"
+
+
+def logits(built: Any, task: str = "copy") -> torch.Tensor:
+    ids = built.tokenizer(TEXTS, padding=True, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return built.model(built.task_ids([task] * 3), input_ids=ids, labels=ids).logits
+
+
+def test_the_run_has_only_its_own_skills_and_answers_as_when_it_was_saved(folder: Path) -> None:
+    saved, below = read_inventory(folder / "task"), read_inventory(folder / "madx")
+    names = {name.rpartition(".")[2] for name in saved.skills}
+    assert names == {"down", "up"}  # of LoRA
+    for name, value in below.backbone.items():
+        assert torch.equal(saved.backbone[name], value)
+    built = mttl.load(folder / "task")
+    (other,) = built.others
+    for path, layer in layers_of(built.model.backbone, other.slot).items():
+        for name, value in layer.inventory.state_dict().items():
+            assert torch.equal(value, below.skills[f"{path}.{name}"])
+    assert "input" not in str(built.model.skilled_layers().keys())
+    trained = dict(mttl.load(folder / "task").model.named_parameters())
+    assert not any("invertible" in name for name in trained)
+    assert built.predict("copy", TEXTS) == mttl.load(folder / "task").predict("copy", TEXTS)
+
+
+def test_an_exchanged_language_is_that_of_a_run_built_with_it(folder: Path, tmp_path: Path) -> None:
+    names = {
+        task: logits(mttl.load(folder / "task", on=[f"{folder}/madx:{task}"])) for task in TASKS
+    }
+    assert torch.equal(names["copy"], logits(mttl.load(folder / "task")))
+    assert not torch.allclose(names["copy"], names["reverse"], atol=1e-3)
+    other = Path(shutil.copytree(folder / "task", tmp_path / "other"))
+    meta = other / "skills" / "meta.json"
+    meta.write_text(meta.read_text().replace('"task": "copy"', '"task": "reverse"'))
+    note_again(meta.parent)
+    assert torch.equal(logits(mttl.load(other)), names["reverse"])
+    both = [(str(folder / "madx"), {"copy": 1, "reverse": 3})]
+    mixed = logits(mttl.load(folder / "task", on=both))
+    assert not any(torch.allclose(mixed, one, atol=1e-3) for one in names.values())
+    without = logits(mttl.load(folder / "task", on=[]))
+    twice = logits(mttl.load(folder / "task", on=[f"{folder}/madx:copy"] * 2))
+    assert not torch.allclose(without, names["copy"], atol=1e-3)
+    assert not torch.allclose(twice, names["copy"], atol=1e-3)
+
+
+def test_predict_exchanges_the_language(folder: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("input\n" + "".join(f"{text}\n" for text in TEXTS))
+    out = tmp_path / "answers.tsv"
+    given = ["--from", str(folder / "task"), "--task", "copy", "--in", str(rows), "--out", str(out)]
+    assert predict([*given, "--on", f"{folder}/madx:reverse"]) == 0
+    found = [line.split("\t")[-1] for line in out.read_text().splitlines()[1:]]
+    expected = mttl.load(folder / "task", on=[(str(folder / "madx"), "reverse")])
+    assert found == expected.predict("copy", TEXTS)
+
+
+def test_what_does_not_fit_is_one_message(folder: Path, tmp_path: Path) -> None:
+    files = str(folder / "task" / "config.yaml")
+
+    def build(*overrides: str) -> None:
+        build_model(load_config(files, [*overrides]), ["copy"])
+
+    changed = Path(shutil.copytree(folder / "madx", tmp_path / "changed"))
+    meta = changed / "skills" / "meta.json"
+    meta.write_text(meta.read_text().replace('"relu"', '"gelu"'))
+    note_again(meta.parent)
+    elsewhere = tmp_path / "seed.yaml"
+    elsewhere.write_text("")
+    for overrides, error, message in (
+        ([f"skills.on=[{tmp_path}]"], CheckpointError, "' has no trained skills"),
+        ([f"skills.on=[{folder}/madx]"], TaskError, "name a task of '.*/madx', as '.*/madx:TASK'"),
+        ([f"skills.on=['{folder}/madx:fr']"], TaskError, "the run has no task 'fr'"),
+        ([f"skills.on=['{folder}/task:copy']"], CheckpointError, "name a run without skills.on"),
+        (["skills.kind=invertible", "skills.targets=[all]"], ConfigError, "matches no input|extra"),
+        (["backbone.train=true"], ConfigError, "backbone.train must be false with skills.on"),
+        (["trainer.strategy=fsdp2"], ConfigError, "does not work with skills.on"),
+        (["backbone.config.d_ff=48"], CheckpointError, "backbone, of another shape: .* instead of"),
+    ):
+        with pytest.raises(error, match=message):
+            build(*overrides)
+    moved = Path(shutil.copytree(folder / "task", tmp_path / "task"))
+    meta = moved / "skills" / "meta.json"
+    meta.write_text(meta.read_text().replace(f"{folder}/madx", str(changed)))
+    note_again(meta.parent)
+    with pytest.raises(CheckpointError, match="have changed since this run was trained on top"):
+        mttl.load(moved)
+    logits(mttl.load(moved, on=[f"{changed}:copy"]))
+    shutil.rmtree(changed)
+    with pytest.raises(CheckpointError, match=r"has no trained skills .*--on \(on= in Python\)"):
+        mttl.load(moved)
+    for feature, command in (("merges", "merge-task"), ("exports_lora", "export")):
+        with pytest.raises(CheckpointError, match=f"{command} does not work with .*skills.on"):
+            mttl.load(folder / "task").require(**{feature: command})
+    with pytest.raises(CheckpointError, match="cannot be saved as one folder"):
+        mttl.load(folder / "task").save_pretrained(tmp_path / "one")
+    with pytest.raises(ConfigError, match="on must be a list of runs with a task"):
+        mttl.load(folder / "task", on=[{"run": "x"}])
