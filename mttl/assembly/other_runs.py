@@ -168,7 +168,7 @@ def start_from(others: Sequence[OtherSkills], network: PreTrainedModel) -> None:
                 with raised_as(CheckpointError, place, ValueError):
                     chosen = chosen_places(network, placement)
                 parents = {path: network.get_submodule(path.rpartition(".")[0]) for path in chosen}
-                other.separated += [path for path, one in parents.items() if is_inline(one)]
+                other.separated.extend(path for path, one in parents.items() if is_inline(one))
         other.require_base(network)
 
 

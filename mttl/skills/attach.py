@@ -160,7 +160,7 @@ def _planned(backbone: nn.Module, level: Level, stacks: Stacks) -> Attachment:
         point = placement.attachment_point
         where, found = ATTACHMENT_POINTS[point], stacks[ATTACHMENT_POINTS[point].layer]
         first = None
-        for path, sizes in chosen_places(backbone, placement, blocks).items():
+        for path, sizes in chosen_places(backbone, placement).items():
             inside = found.setdefault(path, [])
             if any(layer.slot is slot for layer in inside):
                 advice = "give every kind separate targets (attention, mlp, encoder.*, *.q)"
@@ -207,9 +207,7 @@ def _planned(backbone: nn.Module, level: Level, stacks: Stacks) -> Attachment:
     return Attachment(tuple(layers), tuple(groups), coverage)
 
 
-def chosen_places(
-    backbone: nn.Module, placement: Placement, blocks: list[str]
-) -> dict[str, tuple[int, ...]]:
+def chosen_places(backbone: nn.Module, placement: Placement) -> dict[str, tuple[int, ...]]:
     """Return the sizes of a placement's modules by path."""
     where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer with several paths (tied weights) gets one inventory, under the first path.
@@ -220,7 +218,8 @@ def chosen_places(
         if path not in places and is_foreign(module)
     }
     chosen = choose_layers(
-        *(places, placement.targets, blocks, unknown if where.layer is SkilledLinear else {}),
+        *(places, placement.targets, block_paths(backbone)),
+        unknown if where.layer is SkilledLinear else {},
         words=where.words(backbone, {*places, *unknown}),
         noun=where.noun,
     )
