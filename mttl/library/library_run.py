@@ -95,6 +95,8 @@ def with_members(
     router, moe = config.router.kind, config.moe
     if config.backbone.kind != "pretrained" or config.backbone.train:
         raise ConfigError("members of a library need backbone.kind: pretrained, and train: false")
+    if getattr(config.skills, "on", ()):
+        raise ConfigError("members of a library work without other runs; remove skills.on")
     if config.aggregation.kind != "mixture":
         raise ConfigError(
             f"aggregation.kind '{config.aggregation.kind}' needs training with the skills of a "

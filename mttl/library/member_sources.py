@@ -99,6 +99,8 @@ class Found:
             raise CheckpointError(
                 f"'{path}' also trained its backbone; merge a task instead (mttl merge-task)"
             )
+        if built.others:
+            raise CheckpointError(f"'{path}' is on top of other runs (skills.on), which it needs")
         kind, mixing_of, rows = "task", task_mixing, scores_of(path, built.tasks)
         names = built.tasks
         if self.skills:

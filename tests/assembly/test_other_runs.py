@@ -8,15 +8,19 @@ import pytest
 import torch
 
 import mttl
+from helpers.backbones import fill
 from helpers.command import note_again, train
 from helpers.gyms import TASKS, store_backbone, write_config, write_gym
-from mttl.assembly.model import build_model
+from mttl.assembly.model import build_model, inventory_settings
+from mttl.checkpoints.model_tensors import head_tensors
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.commands.predict import main as predict
 from mttl.config.load import load_config
 from mttl.io import yaml12
 from mttl.io.errors import CheckpointError, ConfigError, TaskError
+from mttl.models.headed import headed_states
 from mttl.skills.skilled_layer import layers_of
+from mttl.tasks.head_form import HeadForm
 
 SHORT = ("trainer.max_steps=3", "trainer.val_check_interval=3", "data.evaluate=[]", "optim.lr=0.2")
 SHORT += ("backbone.train=false",)
@@ -91,6 +95,43 @@ def test_predict_exchanges_the_language(folder: Path, tmp_path: Path) -> None:
     found = [line.split("\t")[-1] for line in out.read_text().splitlines()[1:]]
     expected = mttl.load(folder / "task", on=[(str(folder / "madx"), "reverse")])
     assert found == expected.predict("copy", TEXTS)
+
+
+def test_a_new_task_is_adapted_on_top_of_the_language(folder: Path, tmp_path: Path) -> None:
+    pairs = [(text, text[::-1]) for text in ("ab", "ca", "cb", "abc", "bc", "ac", "cc", "ba")]
+    model = mttl.adapt_to(folder / "task", pairs, task="mirror", max_steps=2, eval_every=2, lr=0.1)
+    model.save(tmp_path / "mirror")
+    again = mttl.load(tmp_path / "mirror")
+    assert again.predict("mirror", TEXTS) == model(TEXTS)
+    torch.testing.assert_close(logits(again, "mirror"), logits(model, "mirror"))
+    spanish = mttl.load(tmp_path / "mirror", on=[f"{folder}/madx:reverse"])
+    assert not torch.allclose(logits(spanish, "mirror"), logits(again, "mirror"), atol=1e-3)
+    # An adapted task may be the lower one; it has one task.
+    assert mttl.load(tmp_path / "mirror", on=[]).others == ()
+
+
+def test_heads_stay_when_the_language_changes(folder: Path, tmp_path: Path) -> None:
+    heads = {"tags": HeadForm(kind="tokens", labels=["x", "y"])}
+    config = load_config(str(folder / "task" / "config.yaml"), ["skills.kind=ia3"])
+    built = build_model(config, ["tags"], heads)
+    with torch.no_grad():
+        for layer in built.model.skilled_layers().values():
+            fill(layer.inventory)
+    built.save_skills(tmp_path / "skills", inventory_settings(config, heads=heads))
+    found, tensors = [], []
+    for task in TASKS:
+        run = mttl.load(tmp_path, on=[f"{folder}/madx:{task}"])
+        assert all(set(answer.split()) <= {"x", "y"} for answer in run.predict("tags", ["ab c"]))
+        ids = torch.arange(60, 72).view(2, 6)
+        with torch.no_grad():
+            states, _ = headed_states(
+                run.model, torch.zeros(2, dtype=torch.long), {"input_ids": ids}
+            )
+        found.append(states)
+        tensors.append(head_tensors(run.model))
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+    for name, value in head_tensors(built.model).items():
+        assert all(torch.equal(value, one[name]) for one in tensors)
 
 
 def test_what_does_not_fit_is_one_message(folder: Path, tmp_path: Path) -> None:
