@@ -20,14 +20,14 @@ from mttl.assembly.other_runs import (
     OtherSkills,
     noted_others,
     open_others,
-    start_from,
     with_others,
 )
 from mttl.assembly.saved_run import Built
 from mttl.assembly.saved_settings import ModelSettings, read_found_settings, read_settings
 from mttl.checkpoints.model_hub import download
+from mttl.checkpoints.model_tensors import backbone_parameters
 from mttl.checkpoints.run_folder import differences
-from mttl.checkpoints.saved_inventory import load_into, load_skills, read_inventory
+from mttl.checkpoints.saved_inventory import copy_saved, load_into, load_skills, read_inventory
 from mttl.config.backbone_schema import RandomBackbone
 from mttl.config.capabilities import missing_features
 from mttl.config.plugin_section import PluginSection
@@ -326,7 +326,8 @@ def _attach(
     *,
     fresh: bool,
 ) -> Attachment:
-    start_from(others, network)
+    if others and others[0].saved.backbone is not None:
+        copy_saved(others[0].saved, {"backbone": backbone_parameters(network)})
     probe, kinds = AttachmentProbe(network) if fresh else None, kinds_of(settings.skills)
     own = build_level(settings, n_tasks, slot, fresh=fresh)
     levels = [*(other.level for other in others), own]

@@ -1,30 +1,29 @@
 """Frozen skills of other runs, which the skills of a run are trained on top of (`skills.on`)."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from mttl.assembly.build_level import build_level, skill_sizes
 from mttl.assembly.build_router import build_router
 from mttl.assembly.saved_settings import ModelSettings, OtherRun, read_settings
-from mttl.checkpoints.inventory_files import find_inventory, inventory_digest
+from mttl.checkpoints.inventory_files import find_inventory, inventory_digest, inventory_folder
 from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint, tensors_of
 from mttl.checkpoints.saved_inventory import SavedInventory, copy_saved, read_inventory
 from mttl.config.capabilities import asked_features, missing_features
 from mttl.config.schema import Config
 from mttl.config.skills_schema import OfOtherRun
-from mttl.io.errors import CheckpointError, ConfigError, TaskError, raised_as
+from mttl.io.errors import CheckpointError, ConfigError, TaskError
 from mttl.routing.context import ConstantSlot
 from mttl.routing.task.fixed import mixed_row
-from mttl.skills.attach import Attachment, Level, chosen_places
-from mttl.skills.blocks.feed_forward import is_inline, joined_name, separated_name
-from mttl.skills.skilled_layer import layers_of
+from mttl.skills.attach import Attachment, Level
+from mttl.skills.blocks.feed_forward import InlineFeedForward, separated_name
+from mttl.skills.skilled_layer import innermost, joined_name, layers_of
 from mttl.skills.weights.sparse import place_supports, saved_supports
 
 # Features that all skills of a model need, if a section asks for them.
@@ -41,18 +40,14 @@ class OtherSkills:
     shares: Mapping[str, float]  # of the run's tasks in the routing
     slot: ConstantSlot
     level: Level
-    separated: list[str] = field(default_factory=list)  # inline blocks that became modules
 
     def route(self, attachment: Attachment, n_features: int) -> None:
         """Set the mixture of skills in the slot."""
         saved, n_groups = self.saved, len(attachment.groups)
-        sizes = skill_sizes(self.settings, len(saved.tasks))
+        n_heads, n_skills = skill_sizes(self.settings, len(saved.tasks))
+        sizes = self.settings.router, n_groups, saved.tasks, n_heads, n_skills
         with torch.device("cpu"):
-            router = build_router(
-                *(self.settings.router, n_groups, saved.tasks, *sizes),
-                trained=True,
-                n_features=n_features,
-            )
+            router = build_router(*sizes, trained=True, n_features=n_features)
             copy_saved(saved, {"router": router.state_dict()})
             row = mixed_row(router.eval(), saved.tasks, self.shares)
         self.slot.mixing = row.to(self.slot.mixing.device)
@@ -72,8 +67,9 @@ class OtherSkills:
         noted, own = self.saved.meta["backbone"], self.saved.backbone
         ours = joined(backbone_parameters(backbone))
         if own is None:
-            theirs = noted["fingerprint"]
-            ours = {separated_name(name, self.separated): value for name, value in ours.items()}
+            theirs, layers = noted["fingerprint"], layers_of(backbone, self.slot)
+            inline = [p for p in layers if isinstance(innermost(layers[p]), InlineFeedForward)]
+            ours = {separated_name(name, inline): value for name, value in ours.items()}
         else:
             theirs = fingerprint(own, values=True)
         if fingerprint(ours, values=True) != theirs:
@@ -131,12 +127,9 @@ def _open(one: Any, noted: OtherRun | None, asked: Mapping[str, str]) -> OtherSk
 
 def noted_others(config: Config) -> list[dict[str, str]]:
     """Return the folders and digests of the runs in a configuration's `skills.on`."""
-    found = [find_inventory(Path(getattr(one, "from"))) for one in getattr(config.skills, "on", [])]
-    return [
-        {"path": str(folder.resolve()), "inventory": inventory_digest(folder)}
-        for folder in found
-        if folder is not None
-    ]
+    given = getattr(config.skills, "on", [])
+    folders = [inventory_folder(getattr(one, "from")).resolve() for one in given]
+    return [{"path": str(path), "inventory": inventory_digest(path)} for path in folders]
 
 
 def with_others(settings: ModelSettings, on: Iterable[On]) -> ModelSettings:
@@ -152,24 +145,6 @@ def with_others(settings: ModelSettings, on: Iterable[On]) -> ModelSettings:
         ) from error
     skills = settings.skills.model_copy(update={"on": given})
     return settings.model_copy(update={"skills": skills, "others": ()})
-
-
-def start_from(others: Sequence[OtherSkills], network: PreTrainedModel) -> None:
-    """Copy the backbone of the other runs if they saved it, and require that all have the same."""
-    parameters = backbone_parameters(network)
-    if any(value.is_meta for value in parameters.values()):
-        return
-    if others and others[0].saved.backbone is not None:
-        copy_saved(others[0].saved, {"backbone": parameters})
-    for other in others:
-        for placement in other.level.placements:
-            if placement.attachment_point == "block":
-                place = f"the skills of '{other.saved.folder}' (skills.on)"
-                with raised_as(CheckpointError, place, ValueError):
-                    chosen = chosen_places(network, placement)
-                parents = {path: network.get_submodule(path.rpartition(".")[0]) for path in chosen}
-                other.separated.extend(path for path, one in parents.items() if is_inline(one))
-        other.require_base(network)
 
 
 def joined(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -160,7 +160,7 @@ def _planned(backbone: nn.Module, level: Level, stacks: Stacks) -> Attachment:
         point = placement.attachment_point
         where, found = ATTACHMENT_POINTS[point], stacks[ATTACHMENT_POINTS[point].layer]
         first = None
-        for path, sizes in chosen_places(backbone, placement).items():
+        for path, sizes in _chosen(backbone, placement).items():
             inside = found.setdefault(path, [])
             if any(layer.slot is slot for layer in inside):
                 advice = "give every kind separate targets (attention, mlp, encoder.*, *.q)"
@@ -207,8 +207,8 @@ def _planned(backbone: nn.Module, level: Level, stacks: Stacks) -> Attachment:
     return Attachment(tuple(layers), tuple(groups), coverage)
 
 
-def chosen_places(backbone: nn.Module, placement: Placement) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of a placement's modules by path."""
+def _chosen(backbone: nn.Module, placement: Placement) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the targeted modules by path."""
     where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer with several paths (tied weights) gets one inventory, under the first path.
     places = where.find(backbone)

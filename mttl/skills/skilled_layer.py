@@ -77,9 +77,19 @@ def layers_of(backbone: nn.Module, slot: Slot) -> dict[str, SkilledLayer]:
         if isinstance(module, SkilledLayer)
     }
     others = [f"{path}." for path, layer in skilled.items() if layer.slot is not slot]
+    plain = {path: without_layers(path, others) for path in skilled}
+    own = {plain[path]: layer for path, layer in skilled.items() if layer.slot is slot}
+    inline = {plain[p] for p, layer in skilled.items() if hasattr(innermost(layer), "is_inline")}
+    split = inline - own.keys()  # blocks that only others made modules
     return {
-        without_layers(path, others): layer for path, layer in skilled.items() if layer.slot is slot
+        joined_name(f"{path}.")[:-1] if path.rpartition(".")[0] in split else path: layer
+        for path, layer in own.items()
     }
+
+
+def joined_name(name: str) -> str:
+    """Return the name that a part of a layer like BART's has if its block is not a module."""
+    return name.replace(".fc1.fc1.", ".fc1.").replace(".fc1.fc2.", ".fc2.")
 
 
 def without_layers(path: str, layers: Sequence[str]) -> str:

@@ -112,7 +112,7 @@ def test_a_new_task_is_adapted_on_top_of_the_language(folder: Path, tmp_path: Pa
 
 def test_heads_stay_when_the_language_changes(folder: Path, tmp_path: Path) -> None:
     heads = {"tags": HeadForm(kind="tokens", labels=["x", "y"])}
-    config = load_config(str(folder / "task" / "config.yaml"), ["skills.kind=ia3"])
+    config = load_config(str(folder / "task" / "config.yaml"))
     built = build_model(config, ["tags"], heads)
     with torch.no_grad():
         for layer in built.model.skilled_layers().values():

@@ -31,6 +31,8 @@ _BLOCKS = (*_ATTENTION, *_FEED_FORWARD, ("c_fc", "c_proj"))
 class InlineFeedForward(nn.Module):
     """The feed-forward computation inside a layer like BART's, as a separate module."""
 
+    is_inline = True
+
     def __init__(self, fc1: nn.Module, act: nn.Module, fc2: nn.Module, dropout: float) -> None:
         super().__init__()
         self.fc1, self.act, self.dropout, self.fc2 = fc1, act, nn.Dropout(dropout), fc2
@@ -119,11 +121,6 @@ def is_inline(module: nn.Module) -> bool:
     """Return whether the feed-forward block is only a part of the module."""
     others = {name for name, child in module.named_children() if [*child.parameters()]}
     return bool(others - {"fc1", "fc2"}) and "fc1" in others
-
-
-def joined_name(name: str) -> str:
-    """Return the name that a backbone's parameter has if no block is separated."""
-    return name.replace(".fc1.fc1.", ".fc1.").replace(".fc1.fc2.", ".fc2.")
 
 
 def separated_name(name: str, blocks: Iterable[str]) -> str:
