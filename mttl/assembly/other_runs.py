@@ -118,7 +118,7 @@ def _open(one: Any, noted: OtherRun | None, asked: Mapping[str, str]) -> OtherSk
         names = ", ".join(saved.tasks)
         raise TaskError(f"skills.on: name a task of '{name}', as '{name}:TASK' ({names})")
     if not isinstance(shares, Mapping):
-        shares = {shares or saved.tasks[0]: 1.0}
+        shares = {shares or next(iter(saved.tasks)): 1.0}
     n_heads, n_skills = skill_sizes(settings, len(saved.tasks))
     slot = ConstantSlot(torch.zeros(1, 1, n_heads, n_skills))
     level = build_level(settings, len(saved.tasks), slot, fresh=False)

@@ -51,7 +51,7 @@ class _OfOtherRun(Section):
 
 
 # A function, since `from` is a word of Python.
-OfOtherRun: Any = create_model(
+OfOtherRun = create_model(
     "OfOtherRun",
     __base__=_OfOtherRun,
     __doc__=_OfOtherRun.__doc__,
@@ -71,7 +71,7 @@ OfOtherRun: Any = create_model(
 
 class _Sizes(Section):
     asks: ClassVar = {"has_heads": "n_heads > 1"}
-    on: list[OfOtherRun] = []
+    on: list[OfOtherRun] = []  # type: ignore[valid-type]
     """Frozen skills of other runs, such as a language, that the skills are trained on top of."""
     n_skills: PositiveInt | Literal["per_task"] = 8
     """Number of skills; `per_task` for the private router, `per_column` for the number of columns

@@ -203,6 +203,7 @@ class ConstantSlot(nn.Module):
     """
 
     in_use = True
+    mixing: Tensor
 
     def __init__(self, mixing: Float[Tensor, "G 1 H K"]) -> None:
         super().__init__()
@@ -211,7 +212,7 @@ class ConstantSlot(nn.Module):
     @property
     def current(self) -> Routing:
         """A routing for inputs with any number of rows and positions."""
-        return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)  # type: ignore[arg-type]
+        return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)
 
 
 class _Constant(Routing):

@@ -137,7 +137,7 @@ def test_adapters_are_a_stack_of_adapterhubs() -> None:
     hub, size = adapterhub(), 8
     config = hub.configuration.DoubleSeqBnConfig(original_ln_after=False)
     adapter = hub.modeling.Adapter("skill", size, 5, config)
-    block = nn.Module()
+    block: Any = nn.Module()
     block.q, block.o = nn.Linear(size, size), nn.Linear(size, size)
     make = partial(AdapterInventory, n_skills=1, hidden_features=5, parallel=False)
     placement = Placement(partial(make, activation="silu"), ["layer"], "block")
@@ -210,8 +210,8 @@ def test_the_inverse_precedes_the_output_layer() -> None:
     for layer in copied.skilled_layers().values():
         layer.inventory.reset_parameters()
     assert relative_error(copied(TASKS, input_ids=ids).logits, expected) > 1e-3
-    apart = stacked(tiny_llama(), placed("invertible"))
-    assert not apart.backbone.lm_head._forward_pre_hooks  # weights of its own
+    apart: Any = stacked(tiny_llama(), placed("invertible")).backbone
+    assert not apart.lm_head._forward_pre_hooks  # weights of its own
 
 
 def test_inline_blocks_become_modules_once() -> None:
