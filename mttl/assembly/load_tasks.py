@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import is_packed, parts
 from mttl.assembly.model import Built, load_run
-from mttl.assembly.other_runs import On
 from mttl.checkpoints.inventory_files import check_named
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.reading import read_table
@@ -20,7 +19,7 @@ def load_tasks(
     source: str | None,
     adapted: Sequence[str],
     backbone: str | None,
-    on: Sequence[On] | None = None,
+    on: Sequence[str] | None = None,
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the models and metrics by task; adapted tasks come before those of the run.
 

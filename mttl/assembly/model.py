@@ -15,13 +15,7 @@ from mttl.assembly.build_heads import build_heads
 from mttl.assembly.build_level import build_level, skill_sizes
 from mttl.assembly.build_moe import build_experts
 from mttl.assembly.build_router import build_router, count_skills
-from mttl.assembly.other_runs import (
-    On,
-    OtherSkills,
-    noted_others,
-    open_others,
-    with_others,
-)
+from mttl.assembly.other_runs import OtherSkills, open_others, with_digests
 from mttl.assembly.saved_run import Built
 from mttl.assembly.saved_settings import ModelSettings, read_found_settings, read_settings
 from mttl.checkpoints.model_hub import download
@@ -30,6 +24,7 @@ from mttl.checkpoints.run_folder import differences
 from mttl.checkpoints.saved_inventory import copy_saved, load_into, load_skills, read_inventory
 from mttl.config.backbone_schema import RandomBackbone
 from mttl.config.capabilities import missing_features
+from mttl.config.load import with_settings
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Fusion, kinds_of
@@ -52,7 +47,6 @@ from mttl.training.precision import answering_precision
 _log = logging.getLogger(__name__)
 # Settings that do not affect the computation.
 FREE = {"train", "gradient_checkpointing", "compile", "dtype"}
-OWN_SETTINGS = ("data", "precision", "others")  # of `ModelSettings`, not as in `Config`
 
 
 def build_model(
@@ -71,7 +65,8 @@ def build_model(
     built = build(config, tasks, empty=empty, heads=heads)
     if not empty:
         load_source(built.model, config)
-        require_base(built)
+        for other in built.others:
+            other.require_base(built.model.backbone)
     built.model.train()
     return built
 
@@ -127,7 +122,7 @@ def load_run(
     *,
     run: str | Path | None = None,
     backbone: str | Path | None = None,
-    on: Iterable[On] | None = None,
+    on: Iterable[str | Mapping[str, Any]] | None = None,
 ) -> Built:
     """Return the trained model of a run, or of an adapted task, in evaluation mode.
 
@@ -135,13 +130,14 @@ def load_run(
         folder: Run folder, its ``skills/``, or the folder of an adapted task.
         run: Current folder of the run that a task was adapted from, if it was moved.
         backbone: Current folder of the pretrained backbone, if it was moved.
-        on: Other runs and their tasks instead of those of `skills.on`, such as another language:
-            ``["runs/languages:es"]``, or pairs of a folder and a task, or shares of tasks.
+        on: Entries of `skills.on` instead of those of training, such as another language:
+            ``["runs/languages:es"]``.
 
     Raises:
         CheckpointError: If the folder has no inventory of a language model, or it or that of
             another run does not fit its backbone.
-        ConfigError: If the backbone cannot be loaded, or is given although the run includes it.
+        ConfigError: If the backbone cannot be loaded, or is given although the run includes it, or
+            other runs do not work with the settings.
     """
     saved = read_inventory(folder, run)
     if "backbone" not in saved.meta["settings"]:
@@ -153,17 +149,20 @@ def load_run(
         where = settings.backbone.model_copy(update={"name": str(backbone)})
         settings = settings.model_copy(update={"backbone": where})
     if on is not None:
-        settings = with_others(settings, on)
+        settings = with_digests(with_settings(settings, {"skills.on": [*on]}))
+        if problems := missing_features(settings):
+            raise ConfigError("\n".join(problems))
     with quiet_loading():
         built = build(settings, saved.tasks, trained=True)
     if hasattr(settings.skills, "support"):  # saved supports may have other sizes
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
-    require_base(built)
+    for other in built.others:
+        other.require_base(built.model.backbone)
     built.model.eval()
     meta = saved.meta
     if on is not None:
-        now = settings.model_dump(mode="json", include={"skills", "others"})
+        now = settings.model_dump(mode="json", include={"skills"})
         meta = meta | {"settings": meta["settings"] | now}
     precision = answering_precision(settings.precision, built.model)
     return replace(built, folder=saved.folder, meta=meta, precision=precision)
@@ -202,11 +201,10 @@ def inventory_settings(
     heads: Mapping[str, HeadForm] | None = None,
 ) -> dict[str, Any]:
     """Return the settings that a saved inventory needs to rebuild its model, as JSON."""
-    names = [name for name in ModelSettings.model_fields if name not in OWN_SETTINGS]
+    names = [name for name in ModelSettings.model_fields if name not in ("data", "precision")]
     sections = config.model_dump(mode="json", include=set(names))
     own: dict[str, Any] = {name: sections[name] for name in names}
     own["precision"] = config.trainer.precision
-    own |= {"others": others} if (others := noted_others(config)) else {}
     if own["moe"] is not None:
         del own["moe"]["parallel"]  # a training setting
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
@@ -242,10 +240,7 @@ def build(
     if ignored := not_applied(settings.generation, own):
         values = ", ".join(f"{name} {getattr(own, name)}" for name in sorted(ignored))
         _log.info("generation settings of the backbone that are not applied: %s", values)
-    others = open_others(settings)
-    model, attachment, token_layers = assemble(
-        network, settings, tasks, trained=trained, others=others
-    )
+    model, attachment, token_layers, others = assemble(network, settings, tasks, trained=trained)
     model.heads = build_heads(form.task_heads, tasks, settings.heads, network)
     if model.heads is not None:
         freeze_unread(network)
@@ -267,26 +262,20 @@ def build(
     )
 
 
-def require_base(built: Built) -> None:
-    """Raise a `CheckpointError` if skills of other runs belong to another backbone."""
-    for other in built.others:
-        other.require_base(built.model.backbone)
-
-
 def assemble(
     network: PreTrainedModel,
     settings: Config | ModelSettings,
     tasks: Sequence[str],
     *,
     trained: bool = False,
-    others: Sequence[OtherSkills] | None = None,
-) -> tuple[SkilledModel, Attachment, Attachment | None]:
+) -> tuple[SkilledModel, Attachment, Attachment | None, list[OtherSkills]]:
     """Attach skills, experts and routers to a language model, on top of skills of other runs.
 
-    Also returns the layers with skills and all routed groups, and the layers that route tokens.
+    Also returns the layers with skills and all routed groups, the layers that route tokens, and
+    the skills of other runs.
     """
     router, moe, slot = settings.router, settings.moe, RoutingSlot()
-    others = open_others(settings) if others is None else others
+    others = open_others(settings)
     attachment, token_layers = Attachment((), ()), None
     n_heads, n_skills = skill_sizes(settings, len(tasks))
     if kinds_of(settings.skills):
@@ -314,7 +303,7 @@ def assemble(
                     "train it with --form added"
                 )
             place_supports(model.skilled_layers(), skill.support)
-    return model, attachment, token_layers
+    return model, attachment, token_layers, others
 
 
 def _attach(

@@ -127,11 +127,7 @@ class Built(Predictor):
             FileExistsError: If ``folder`` exists.
         """
         source, backbone, base, places = self._loaded(), self.backbone, self.base, {}
-        if self.others:
-            raise CheckpointError(
-                "a run on top of other runs (skills.on) cannot be saved as one folder; copy the "
-                "folders of all these runs"
-            )
+        self.require(stands_alone="save_pretrained")
         with new_folder(folder) as new:
             if Path(base).is_dir():
                 places["name"] = "backbone"

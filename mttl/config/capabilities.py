@@ -4,7 +4,8 @@
 `Section.asks` maps a feature that a section requires of all others to its setting. A plug-in class
 may also define `lacks`. Commands require: ``trains``; ``merges`` and ``averages`` (`merge-task`,
 recipes); ``exports_lora``, ``exports_inventory``; ``ablates``; ``plots`` (also `explore`);
-``adds_tasks``; ``policies`` (BabyAI); ``stacks`` (`skills.on`).
+``adds_tasks``; ``policies`` (BabyAI); ``stacks`` (`skills.on`); ``stands_alone``
+(`save_pretrained`, libraries).
 """
 
 from collections.abc import Iterator, Mapping

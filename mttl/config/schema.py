@@ -76,6 +76,7 @@ _WITHOUT_STEPS = ("mode = zero_shot|in_context", "gradient_free", "examples = 0"
 class Adapt(Section):
     """Few-shot adaptation to new tasks."""
 
+    asks: ClassVar = {"trains_backbone": "mode = full"}
     refuses: ClassVar = {
         "init = private_skill and mode = zero_shot|in_context|router_only|average": "init "
         "'private_skill' adds an untrained skill, which mode '{mode}' does not train; use mode "
@@ -323,13 +324,6 @@ class Config(Section):
         "skills.kind != none and router.kind = none": "router.kind 'none' gives skills "
         "(skills.kind '{skills.kind}') no weights; use shared for one skill of all tasks, or one "
         "of router/token_*.yaml for token routing",
-        "skills.on and moe": "skills.on does not work with moe; remove one of them",
-        "skills.on and backbone.train": "backbone.train must be false with skills.on, whose skills "
-        "belong to the backbone as it is",
-        "skills.on and adapt.mode = full": "adapt.mode 'full' trains the backbone, which must stay "
-        "as it is with skills.on; use 'all' or 'skills_only'",
-        "skills.on and trainer.strategy = fsdp2": "trainer.strategy 'fsdp2' does not work with "
-        "skills.on; use ddp",
         **COUNTS,
         "router.kind = task_moe and router.top_k > skills.n_skills": "router.top_k "
         "({router.top_k}) must not exceed skills.n_skills ({skills.n_skills})",

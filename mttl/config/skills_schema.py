@@ -1,6 +1,7 @@
 """Sections `skills`, `router` and `aggregation`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt, create_model, model_validator
@@ -33,12 +34,25 @@ class _OfOtherRun(Section):
 
     lacks: ClassVar = {
         **dict.fromkeys(
-            ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
-            "its skills work only on top of those of other runs (skills.on); use mttl predict or "
-            "mttl serve",
+            ("merges", "averages", "exports_lora", "exports_inventory", "ablates", "stands_alone"),
+            "the run's skills work only on top of those of other runs; use mttl predict or mttl "
+            "serve, and keep the folders of all these runs",
         ),
-        "stacks": "this run is itself on top of other runs; name a run without skills.on",
+        "stacks": "the run is itself on top of other runs; name a run without skills.on",
+        "trains_backbone": "its skills belong to the frozen backbone; set backbone.train: false, "
+        "and adapt.mode: all or skills_only",
+        "routes_tokens": "experts cannot be on top of other runs; remove the section moe",
+        "shards": "set trainer.strategy: ddp",
     }
+    task: str | None = None
+    """Task whose routing is used; by default the only one."""
+    inventory: str | None = None
+    """Digest of the skills, so that changed ones are an error; training adds it."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return Path(dict(self)["from"])
 
     @model_validator(mode="before")
     @classmethod
@@ -46,8 +60,7 @@ class _OfOtherRun(Section):
         if isinstance(value, str):
             folder, _, task = value.rpartition(":")
             return {"from": folder, "task": task} if folder else {"from": value}
-        pair = isinstance(value, tuple)
-        return dict(zip(("from", "task"), value, strict=False)) if pair else value
+        return value
 
 
 # A function, since `from` is a word of Python.
@@ -55,17 +68,7 @@ OfOtherRun = create_model(
     "OfOtherRun",
     __base__=_OfOtherRun,
     __doc__=_OfOtherRun.__doc__,
-    **{  # type: ignore[call-overload]
-        "from": (str, Field(description="Folder of the run, or of an adapted task.")),
-        "task": (
-            str | dict[str, float] | None,
-            Field(
-                None,
-                description="Task whose routing is used, or shares of several tasks; by default "
-                "the only one.",
-            ),
-        ),
-    },
+    **{"from": (str, Field(description="Folder of the run, or of an adapted task."))},  # type: ignore[call-overload]
 )
 
 

@@ -4,6 +4,7 @@ Evaluation, adapted models and commands use the same form, so the same input has
 everywhere.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -24,7 +25,7 @@ from mttl.io.errors import TaskError, nearest
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts
 from mttl.models.headed import headed_answers
-from mttl.routing.task.fixed import GivenRows, mixed_row
+from mttl.routing.task.fixed import GivenRows
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 
@@ -117,9 +118,15 @@ class Predictor:
             TaskError: If a task is unknown, a share is negative or all are 0, or the model has no
                 routing weights of tasks.
         """
+        total = math.fsum(shares.values()) if shares else 0.0
+        if not (0 < total < math.inf and min(shares.values()) >= 0):
+            raise TaskError(f"shares of tasks ({shares}) must be at least 0, with one above 0")
         if self.unmixed:
             raise TaskError(f"{self.unmixed} Name one task")
-        row = mixed_row(self.model.eval().router, self.tasks, shares)
+        with torch.no_grad():
+            rows = self.model.eval().router.mix(self.task_ids([*shares]).to(self.device))
+        parts = rows.new_tensor([share / total for share in shares.values()])
+        row = torch.einsum("gbhk,b->ghk", rows, parts).unsqueeze(1)
         first = max(shares, key=lambda task: shares[task])
         return replace(self, model=self.model.with_router(GivenRows(row)), tasks=(first,))
 

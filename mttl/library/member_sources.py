@@ -99,8 +99,7 @@ class Found:
             raise CheckpointError(
                 f"'{path}' also trained its backbone; merge a task instead (mttl merge-task)"
             )
-        if built.others:
-            raise CheckpointError(f"'{path}' is on top of other runs (skills.on), which it needs")
+        built.require(stands_alone=f"reading '{path}'")
         kind, mixing_of, rows = "task", task_mixing, scores_of(path, built.tasks)
         names = built.tasks
         if self.skills:

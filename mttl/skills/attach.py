@@ -34,12 +34,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Level:
-    """Kinds of skills that share a slot: arguments of `attach_kinds`."""
+    """Kinds of skills that share a slot: arguments of `attach_levels`."""
 
     placements: Sequence[Placement]
     slot: Slot
     granularity: str = "linear"
-    fresh: bool = True
+    fresh: bool = True  # whether skills start from the weights of their layers, if their kind does
 
 
 # Layers by type and path, from the inside out.
@@ -106,27 +106,14 @@ def attach_skills(
             cannot hold the inventory, or the backbone has skills already; it is left unchanged.
     """
     placement = Placement(make_inventory, targets, attachment_point)
-    return attach_kinds(backbone, [placement], slot=slot, granularity=granularity)
-
-
-def attach_kinds(
-    backbone: nn.Module,
-    placements: Sequence[Placement],
-    *,
-    slot: RoutingSlot,
-    granularity: str = "linear",
-    fresh: bool = True,
-) -> Attachment:
-    """Attach several kinds of skills to a backbone; see `attach_skills`.
-
-    It also raises ValueError if a module would get two kinds. Without ``fresh``, skills are not
-    initialised from the weights of their layers, since their values will be loaded.
-    """
-    return attach_levels(backbone, [Level(placements, slot, granularity, fresh)])[0]
+    return attach_levels(backbone, [Level([placement], slot, granularity)])[0]
 
 
 def attach_levels(backbone: nn.Module, levels: Sequence[Level]) -> list[Attachment]:
-    """Attach several levels of skills, from the inside out; see `attach_kinds`."""
+    """Attach several levels of skills, from the inside out; see `attach_skills`.
+
+    It also raises ValueError if a module would get two kinds of a level.
+    """
     if any(isinstance(module, SkilledLayer) for module in backbone.modules()):
         raise ValueError("the backbone has skills already; attach all kinds in one call")
     stacks: Stacks = {where.layer: {} for where in ATTACHMENT_POINTS.values()}

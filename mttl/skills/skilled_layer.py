@@ -77,27 +77,19 @@ def layers_of(backbone: nn.Module, slot: Slot) -> dict[str, SkilledLayer]:
         if isinstance(module, SkilledLayer)
     }
     others = [f"{path}." for path, layer in skilled.items() if layer.slot is not slot]
-    plain = {path: without_layers(path, others) for path in skilled}
-    own = {plain[path]: layer for path, layer in skilled.items() if layer.slot is slot}
-    inline = {plain[p] for p, layer in skilled.items() if hasattr(innermost(layer), "is_inline")}
-    split = inline - own.keys()  # blocks that only others made modules
     return {
-        joined_name(f"{path}.")[:-1] if path.rpartition(".")[0] in split else path: layer
-        for path, layer in own.items()
+        without_layers(path, others): layer for path, layer in skilled.items() if layer.slot is slot
     }
 
 
-def joined_name(name: str) -> str:
-    """Return the name that a part of a layer like BART's has if its block is not a module."""
-    return name.replace(".fc1.fc1.", ".fc1.").replace(".fc1.fc2.", ".fc2.")
-
-
 def without_layers(path: str, layers: Sequence[str]) -> str:
-    """Return the path without some layers around it, which are given as ``"<path>."``."""
+    """Return a path as if some layers around it, given as ``"<path>."``, did not exist."""
+    path += "."
     for outer in sorted(layers, key=len, reverse=True):  # innermost first
-        if f"{path}.".startswith(f"{outer}base."):
-            path = (outer + f"{path}.".removeprefix(f"{outer}base.")).removesuffix(".")
-    return path
+        if path.startswith(f"{outer}base."):
+            path = outer + path.removeprefix(f"{outer}base.")
+    # A layer like BART's, whose block is a module only for skills.
+    return path.replace(".fc1.fc1.", ".fc1.").replace(".fc1.fc2.", ".fc2.").removesuffix(".")
 
 
 def hidden_states(given: Sequence[Any], named: Mapping[str, Any]) -> Tensor:

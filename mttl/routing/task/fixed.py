@@ -1,7 +1,5 @@
 """Routers with fixed weights, learned coefficients, and AdaMix's random router."""
 
-import math
-from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -9,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mttl.io.errors import TaskError, nearest, require_one_of
+from mttl.io.errors import require_one_of
 from mttl.plugins.part_settings import NonNegative, ReadFrom
 from mttl.routing.task.task_router import STARTS, SignedRouter, TaskRouter, TaskRows
 
@@ -130,27 +128,6 @@ class ExpertRouter(FixedRouter):
         if empty:
             raise ValueError(f"the expert matrix has no skill for the tasks with ids {empty}")
         super().__init__(matrix / sums, n_groups, n_heads)
-
-
-@torch.no_grad()
-def mixed_row(
-    router: TaskRouter, tasks: Sequence[str], shares: Mapping[str, float]
-) -> Float[Tensor, "G 1 H K"]:
-    """Return the mean of routing weights of tasks; shares are divided by their sum.
-
-    Raises a `TaskError` if a task is unknown, a share is negative or all are 0.
-    """
-    total = math.fsum(shares.values()) if shares else 0.0
-    if not (0 < total < math.inf and min(shares.values()) >= 0):
-        raise TaskError(f"shares of tasks ({shares}) must be at least 0, with one above 0")
-    ids = []
-    for name in shares:
-        if name not in tasks:
-            raise TaskError(f"the run has no task '{name}'.{nearest(name, tasks)}")
-        ids.append(tasks.index(name))
-    rows = router.matrix()[:, ids]
-    parts = rows.new_tensor([share / total for share in shares.values()])
-    return torch.einsum("gbhk,b->ghk", rows, parts).unsqueeze(1)
 
 
 class GivenRows(TaskRouter):

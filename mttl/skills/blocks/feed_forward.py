@@ -1,6 +1,5 @@
 """The feed-forward blocks of a backbone, found by the names of their projections."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -30,8 +29,6 @@ _BLOCKS = (*_ATTENTION, *_FEED_FORWARD, ("c_fc", "c_proj"))
 
 class InlineFeedForward(nn.Module):
     """The feed-forward computation inside a layer like BART's, as a separate module."""
-
-    is_inline = True
 
     def __init__(self, fc1: nn.Module, act: nn.Module, fc2: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -121,15 +118,6 @@ def is_inline(module: nn.Module) -> bool:
     """Return whether the feed-forward block is only a part of the module."""
     others = {name for name, child in module.named_children() if [*child.parameters()]}
     return bool(others - {"fc1", "fc2"}) and "fc1" in others
-
-
-def separated_name(name: str, blocks: Iterable[str]) -> str:
-    """Return the name that a parameter has if `separate` has made modules of some blocks."""
-    for path in blocks:
-        layer = path.removesuffix("fc1")
-        if name.startswith((f"{layer}fc1.", f"{layer}fc2.")):
-            return f"{path}.{name.removeprefix(layer)}"
-    return name
 
 
 def _form(module: nn.Module) -> tuple[str | None, str, str] | None:
