@@ -35,14 +35,14 @@ class _OfOtherRun(Section):
     lacks: ClassVar = {
         **dict.fromkeys(
             ("merges", "averages", "exports_lora", "exports_inventory", "ablates", "stands_alone"),
-            "the run's skills work only on top of those of other runs; use mttl predict or mttl "
-            "serve, and keep the folders of all these runs",
+            "its skills need those of other runs (skills.on); use mttl predict or mttl serve, and "
+            "keep the folders of all these runs",
         ),
-        "stacks": "the run is itself on top of other runs; name a run without skills.on",
-        "trains_backbone": "its skills belong to the frozen backbone; set backbone.train: false, "
+        "stacks": "the run has skills.on itself; name a run without",
+        "trains_backbone": "skills.on belongs to the frozen backbone; set backbone.train: false, "
         "and adapt.mode: all or skills_only",
-        "routes_tokens": "experts cannot be on top of other runs; remove the section moe",
-        "shards": "set trainer.strategy: ddp",
+        "routes_tokens": "skills.on is for skills of tasks; remove it or the section moe",
+        "shards": "skills.on is not sharded; set trainer.strategy: ddp",
     }
     task: str | None = None
     """Task whose routing is used; by default the only one."""

@@ -94,12 +94,12 @@ class Found:
     def _read_run(self, path: Path) -> None:
         """Read each task, or each skill, of a run."""
         built = load_run(path, backbone=self.backbone)
+        built.require(stands_alone=f"reading '{path}'")
         model, backbone = built.model, built.meta["backbone"]
         if backbone["trained"]:
             raise CheckpointError(
                 f"'{path}' also trained its backbone; merge a task instead (mttl merge-task)"
             )
-        built.require(stands_alone=f"reading '{path}'")
         kind, mixing_of, rows = "task", task_mixing, scores_of(path, built.tasks)
         names = built.tasks
         if self.skills:

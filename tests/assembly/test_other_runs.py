@@ -9,15 +9,18 @@ import torch
 
 import mttl
 from helpers.backbones import fill
-from helpers.command import note_again, train
+from helpers.command import arguments, load_recipe, note_again, train
 from helpers.gyms import TASKS, store_backbone, write_config, write_gym
 from mttl.assembly.model import build_model, inventory_settings
+from mttl.assembly.planning.fake_model import fake_model
 from mttl.checkpoints.model_tensors import head_tensors
 from mttl.checkpoints.saved_inventory import read_inventory
+from mttl.commands import train_tasks
 from mttl.commands.predict import main as predict
 from mttl.config.load import load_config
 from mttl.io import yaml12
 from mttl.io.errors import CheckpointError, ConfigError, TaskError
+from mttl.library.member_sources import Found
 from mttl.models.headed import headed_states
 from mttl.skills.skilled_layer import layers_of
 from mttl.tasks.head_form import HeadForm
@@ -77,13 +80,61 @@ def test_an_exchanged_language_is_that_of_a_run_built_with_it(folder: Path, tmp_
     meta.write_text(meta.read_text().replace('"task": "copy"', '"task": "reverse"'))
     note_again(meta.parent)
     assert torch.equal(logits(mttl.load(other)), names["reverse"])
-    both = [(str(folder / "madx"), {"copy": 1, "reverse": 3})]
-    mixed = logits(mttl.load(folder / "task", on=both))
-    assert not any(torch.allclose(mixed, one, atol=1e-3) for one in names.values())
     without = logits(mttl.load(folder / "task", on=[]))
     twice = logits(mttl.load(folder / "task", on=[f"{folder}/madx:copy"] * 2))
     assert not torch.allclose(without, names["copy"], atol=1e-3)
     assert not torch.allclose(twice, names["copy"], atol=1e-3)
+
+
+def test_training_leaves_the_language_as_it_is_and_resumes_exactly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Any] = []
+
+    def build(*args: Any) -> Any:
+        trained.append(build_model(*args))
+        return trained[-1]
+
+    monkeypatch.setattr(train_tasks, "build_model", build)
+    config, saved = folder / "task" / "config.yaml", read_inventory(folder / "madx")
+    same = f"run.dir={folder}", "trainer.val_check_interval=1", "optim.schedule=constant"
+    on = f"skills.on=['{folder}/madx:copy']"
+    for name, n_steps, resume in (("whole", 3, False), ("parts", 2, False), ("parts", 3, True)):
+        recipe = arguments(config, name, (*same, on, f"trainer.max_steps={n_steps}"), resume)
+        assert load_recipe().main(recipe) == 0
+    for built in trained:
+        (other,) = built.others
+        for path, layer in layers_of(built.model.backbone, other.slot).items():
+            for key, value in layer.inventory.state_dict().items():
+                assert torch.equal(value, saved.skills[f"{path}.{key}"])
+    state = torch.load(folder / "parts" / "checkpoints" / "last.ckpt", weights_only=True)
+    language = {name for name in state["state_dict"] if ".inventory.blocks" in name}
+    assert not language  # the adapters
+    whole, parts = (read_inventory(folder / name) for name in ("whole", "parts"))
+    assert whole.skills.keys() == parts.skills.keys()
+    assert all(torch.equal(value, parts.skills[name]) for name, value in whole.skills.items())
+    recipe = arguments(config, "parts", (*same, on.replace("copy", "reverse")), True)
+    with pytest.raises(ConfigError, match=r"skills.on.0.task \(copy before, reverse now\)"):
+        load_recipe().main(recipe)
+
+
+def test_runs_are_found_where_both_were_moved(folder: Path, tmp_path: Path) -> None:
+    expected = logits(mttl.load(folder / "task"))
+    moved = Path(shutil.copytree(folder, tmp_path / "a" / "runs"))
+    meta = moved / "task" / "skills" / "meta.json"
+    meta.write_text(meta.read_text().replace(f"{folder}/madx", f"{tmp_path}/gone/madx"))
+    note_again(meta.parent)
+    assert torch.equal(logits(mttl.load(moved / "task")), expected)
+
+
+def test_a_plan_counts_the_language(folder: Path) -> None:
+    config = load_config(str(folder / "task" / "config.yaml"))
+    built, planned = build_model(config, TASKS), fake_model(config, TASKS)
+    sizes = [
+        [(value.shape, value.requires_grad) for value in model.parameters()]
+        for model in (built.model, planned)
+    ]
+    assert sizes[0] == sizes[1]
 
 
 def test_predict_exchanges_the_language(folder: Path, tmp_path: Path) -> None:
@@ -93,7 +144,8 @@ def test_predict_exchanges_the_language(folder: Path, tmp_path: Path) -> None:
     given = ["--from", str(folder / "task"), "--task", "copy", "--in", str(rows), "--out", str(out)]
     assert predict([*given, "--on", f"{folder}/madx:reverse"]) == 0
     found = [line.split("\t")[-1] for line in out.read_text().splitlines()[1:]]
-    expected = mttl.load(folder / "task", on=[(str(folder / "madx"), "reverse")])
+    language = {"from": str(folder / "madx"), "task": "reverse"}
+    expected = mttl.load(folder / "task", on=[language])
     assert found == expected.predict("copy", TEXTS)
 
 
@@ -150,10 +202,11 @@ def test_what_does_not_fit_is_one_message(folder: Path, tmp_path: Path) -> None:
     for overrides, error, message in (
         ([f"skills.on=[{tmp_path}]"], CheckpointError, "' has no trained skills"),
         ([f"skills.on=[{folder}/madx]"], TaskError, "name a task of '.*/madx', as '.*/madx:TASK'"),
-        ([f"skills.on=['{folder}/madx:fr']"], TaskError, "the run has no task 'fr'"),
-        ([f"skills.on=['{folder}/task:copy']"], CheckpointError, "name a run without skills.on"),
-        (["backbone.train=true"], ConfigError, "backbone.train must be false with skills.on"),
-        (["trainer.strategy=fsdp2"], ConfigError, "does not work with skills.on"),
+        ([f"skills.on=['{folder}/madx:cop']"], TaskError, "no task 'cop'. Did you mean 'copy'"),
+        ([f"skills.on=['{folder}/task:copy']"], CheckpointError, "name a run without"),
+        (["backbone.train=true"], ConfigError, r"backbone.train \(true\) does not work with"),
+        (["adapt.mode=full"], ConfigError, r"adapt.mode \(full\) does not work with section"),
+        (["trainer.strategy=fsdp2"], ConfigError, r"strategy \(fsdp2\) does not work with"),
     ):
         with pytest.raises(error, match=message):
             build(*overrides)
@@ -174,7 +227,10 @@ def test_what_does_not_fit_is_one_message(folder: Path, tmp_path: Path) -> None:
     for feature, command in (("merges", "merge-task"), ("exports_lora", "export")):
         with pytest.raises(CheckpointError, match=f"{command} does not work with .*skills.on"):
             mttl.load(folder / "task").require(**{feature: command})
-    with pytest.raises(CheckpointError, match="cannot be saved as one folder"):
+    with pytest.raises(CheckpointError, match="save_pretrained does not work with section"):
         mttl.load(folder / "task").save_pretrained(tmp_path / "one")
-    with pytest.raises(ConfigError, match="on must be a list of runs with a task"):
+    members = Found()
+    members.read([str(folder / "task")])
+    assert "/task' does not work with section skills: its skills need" in members.problems[0]
+    with pytest.raises(ConfigError, match=r"skills.lora.on.0.run: unknown"):
         mttl.load(folder / "task", on=[{"run": "x"}])

@@ -2,13 +2,15 @@
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from helpers.adapterhub import adapted, adapterhub
+from helpers.adapterhub import adapterhub
 from helpers.backbones import BACKBONES, batch, fill, tiny_bart, tiny_llama, tiny_t5
 from helpers.compare import assert_same, relative_error
 from helpers.skills import INVENTORIES, OTHERS, PLACED, gradients, kind_class
@@ -18,8 +20,9 @@ from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing import CoefficientRouter, RoutingSlot
 from mttl.routing.context import ConstantSlot
 from mttl.routing.task.fixed import GivenRows
-from mttl.skills import AdapterInventory, PrefixInventory, SkilledModel
+from mttl.skills import PrefixInventory, SkilledModel
 from mttl.skills.attach import Level, Placement, attach_levels
+from mttl.skills.blocks.invertible import InvertibleEmbedding
 from mttl.skills.skilled_layer import layers_of
 
 K, TASKS = 2, torch.tensor([2, 0, 1, 0])
@@ -71,6 +74,8 @@ def run(model: SkilledModel) -> Tensor:
     return model(TASKS, **batch(4)).logits
 
 
+# Parameters of an adapter of AdapterHub, in the order of ours.
+ADAPTER = [f"adapter_{name}.{part}" for name in ("down.0", "up") for part in ("weight", "bias")]
 STACKED = ("adapter", "adapter, behind", "compacter", "prefix", "prefix, joint", "lora, gated")
 STACKED += ("lora-factors", "lora-outputs", "ia3", "sparse-deltas", "sparse-outputs", "norm")
 STACKED += ("head_mask", "bitfit", "intrinsic", "diff_pruning", "krona-deltas", "invertible")
@@ -131,39 +136,50 @@ def test_weights_are_those_of_the_other_run_folded_in(other: str, own: str, fami
         assert relative_error(ours[name], gradient) < ROUNDING, name
 
 
-def test_adapters_are_a_stack_of_adapterhubs() -> None:
-    """Their `Stack` gives the task's adapter what the language's made of the block's output."""
-    hub, size = adapterhub(), 8
-    config = hub.configuration.DoubleSeqBnConfig(original_ln_after=False)
-    adapter = hub.modeling.Adapter("skill", size, 5, config)
-    block: Any = nn.Module()
-    block.q, block.o = nn.Linear(size, size), nn.Linear(size, size)
-    make = partial(AdapterInventory, n_skills=1, hidden_features=5, parallel=False)
-    placement = Placement(partial(make, activation="silu"), ["layer"], "block")
-    backbone = nn.ModuleDict({"layer": block})
-    block.forward = lambda x: block.o(block.q(x))
-    slots = ConstantSlot(torch.ones(1, 1, 1, 1)), RoutingSlot()
-    attach_levels(backbone, [Level([placement], slot) for slot in slots])
-    model = SkilledModel(backbone, GivenRows(torch.ones(1, 1, 1, 1)), slots[1]).double()
-    x = torch.randn(4, 3, size, dtype=torch.float64, requires_grad=True)
-    with model.slot.use(model.route(torch.zeros(4, dtype=torch.long))):
-        for seed, slot in enumerate(slots):
-            fill(layers_of(backbone, slot)["layer"].inventory, seed)
-        found = backbone["layer"](x)
-    expected = block.o(block.q(x))
-    leaves: list[Tensor] = [x]
-    for slot in slots:
-        (layer,) = layers_of(backbone, slot).values()
-        blocks: Any = layer.inventory.blocks
-        parts = {
-            "adapter_down.0.weight": blocks.up[0],
-            "adapter_down.0.bias": blocks.up_bias[0],
-            "adapter_up.weight": blocks.down[0],
-            "adapter_up.bias": blocks.down_bias[0],
-        }
-        expected = adapted(adapter, parts, x, expected, None)
-        leaves += layer.inventory.parameters()
-    assert_same(found, expected, leaves, rtol=1e-12, atol=1e-12)  # as in test_adapter
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_madx_is_a_stack_of_adapterhubs(family: str) -> None:
+    """Its `Stack`, with the invertible adapter of the language, has the same output."""
+    hub, settings = adapterhub(), {"tie_word_embeddings": True} if family == "llama" else {}
+    make = partial({"t5": tiny_t5, "llama": tiny_llama}[family], **settings)
+    adapter = placed("adapter, behind", ("mlp",))
+    model = stacked(make(), placed("invertible"), adapter, adapter)
+    rows, used = model.router.mix(torch.tensor([1])), []
+
+    def parts(layer: Any, names: list[str]) -> dict[str, Tensor]:
+        """Return the mixed parameters of a layer's skills under names of AdapterHub."""
+        mixing = rows if layer.slot is model.slot else layer.slot.mixing
+        used.extend(value.requires_grad_(True) for value in layer.inventory.parameters())
+        mixed = (part[0] for part in layer.inventory.merge(mixing[layer.group]))
+        return dict(zip(names, mixed, strict=True))
+
+    bare: Any = make().double().eval()
+    config = hub.configuration.ModelAdaptersConfig()
+    for name in ("language", "task"):
+        own = hub.configuration.DoubleSeqBnConfig(non_linearity="gelu", reduction_factor=5)
+        config.add(name, own)
+    for path, above in model.skilled_layers().items():
+        layer = hub.bottleneck.BottleneckLayer("output_adapter")
+        layer.init_adapters(SimpleNamespace(hidden_size=16), config)
+        state = {}
+        for name, skills in (("language", above.base), ("task", above)):
+            layer.add_adapter(name, 0)
+            state |= parts(skills, [f"adapters.{name}.{part}" for part in ADAPTER])
+
+        def stack(_: Any, __: Any, made: Tensor, layer: Any = layer, state: Any = state) -> Tensor:
+            return functional_call(layer, state, (made, torch.zeros_like(made), None))
+
+        bare.get_submodule(path).register_forward_hook(stack)
+    nice = hub.modeling.NICECouplingBlock([[16]], non_linearity="gelu")
+    (language,) = (one for one in model.modules() if isinstance(one, InvertibleEmbedding))
+    coupled = partial(functional_call, nice, parts(language, [*dict(nice.named_parameters())]))
+    reader = bare.get_encoder() if family == "t5" else bare.model
+    reader.embed_tokens.register_forward_hook(lambda _, __, made: coupled((made,)))
+    if settings:
+        bare.lm_head.register_forward_pre_hook(lambda _, given: coupled((given[0], [], True)))
+    with hub.context.AdapterSetup(hub.composition.Stack("language", "task")):
+        expected = bare(**batch(4)).logits
+    found = model(torch.ones(4, dtype=torch.long), **batch(4)).logits
+    assert_same(found, expected, used, rtol=1e-10, atol=1e-10)  # as ROUNDING, through all layers
 
 
 def test_joint_prefixes_are_one_longer_prefix() -> None:
