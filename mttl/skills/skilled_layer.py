@@ -33,6 +33,11 @@ class SkilledLayer(nn.Module):
         inventory.require_use("task")
         self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
 
+    @property
+    def weight(self) -> Tensor:
+        """The base layer's weight, whose dtype backbones read."""
+        return self.base.weight  # type: ignore[return-value]
+
     def merge(self) -> tuple[Routing, Merged]:
         """Return the routing of this pass, and the skills merged by it."""
         routing = self.slot.current
@@ -116,11 +121,6 @@ class SkilledLinear(SkilledLayer):
                 f"{type(inventory).__name__} needs an nn.Linear, not {type(base).__name__}; choose "
                 "other targets, or another kind of skill (lora)"
             )
-
-    @property
-    def weight(self) -> Tensor:
-        """The base layer's weight, whose dtype backbones read."""
-        return self.base.weight  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:

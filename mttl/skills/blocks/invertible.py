@@ -101,10 +101,6 @@ class InvertibleInventory(Inventory):
 class InvertibleEmbedding(SkilledLayer):
     """The input embeddings with invertible skills."""
 
-    @property
-    def weight(self) -> Tensor:
-        return self.base.weight  # type: ignore[return-value]
-
     def forward(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L D"]:
         embedded = self.base(ids)
         return self.changed(embedded, embedded, *self.merge())

@@ -73,10 +73,6 @@ class PromptInventory(Inventory):
 class SkilledEmbedding(SkilledLayer):
     """The input embeddings with prompts before them."""
 
-    @property
-    def weight(self) -> Tensor:
-        return self.base.weight  # type: ignore[return-value]
-
     def forward(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L D"]:
         return self.base(ids)
 
