@@ -28,8 +28,9 @@ class InvertibleInventory(Inventory):
 
     F and G have a hidden layer. Mixtures average their parameters, so that `combine` has an exact
     inverse for every mixture. An encoder or a decoder-only model whose output layer shares its
-    weight with the embeddings applies the inverse before that layer; heads of tasks read the hidden
-    states without it. The second layers start at 0, so that fresh skills change nothing.
+    weight with the embeddings applies the inverse before that layer (AdapterHub: every model);
+    heads of tasks read the hidden states without it. The second layers start at 0, so that fresh
+    skills change nothing.
 
     Args:
         in_features: Entries of the vocabulary.
