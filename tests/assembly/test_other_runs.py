@@ -232,5 +232,5 @@ def test_what_does_not_fit_is_one_message(folder: Path, tmp_path: Path) -> None:
     members = Found()
     members.read([str(folder / "task")])
     assert "/task' does not work with section skills: its skills need" in members.problems[0]
-    with pytest.raises(ConfigError, match=r"skills.lora.on.0.run: unknown"):
+    with pytest.raises(ConfigError, match=r"section 'skills.on.0' has no setting 'run'"):
         mttl.load(folder / "task", on=[{"run": "x"}])
