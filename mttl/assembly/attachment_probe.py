@@ -17,7 +17,7 @@ from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.skills.inputs.prefix import SkilledAttention
-from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_layer import SkilledLayer, layers_of
 from mttl.training.packing_check import apart, evaluating
 
 _log = logging.getLogger(__name__)
@@ -66,8 +66,7 @@ class AttachmentProbe:
         """
         if self.plain is None:
             return
-        named = self.backbone.named_modules()
-        layers = {path: module for path, module in named if isinstance(module, SkilledLayer)}
+        layers = layers_of(self.backbone, slot)
         skills = dict.fromkeys(v for m in layers.values() for v in m.inventory.parameters())
         kept = [(value.detach().clone(), value.requires_grad) for value in skills]
         try:
@@ -94,7 +93,9 @@ class AttachmentProbe:
         one, draw = next(iter(layers.values())).inventory, torch.Generator().manual_seed(0)
         shape = 1 + max(layer.group for layer in layers.values()), 2, one.n_heads, one.n_skills
         mixing = torch.rand(shape, generator=draw).softmax(-1).to(self.backbone.device)
-        loud = [layer for layer in layers.values() if not layer.inventory.neutral]
+        every = [one for one in self.backbone.modules() if isinstance(one, SkilledLayer)]
+        loud = [layer for layer in every if not layer.inventory.neutral]
+        promised = promised and all(layer.slot is slot for layer in loud)
         if promised and all(isinstance(layer, SkilledAttention) for layer in loud):
             with torch.no_grad(), slot.use(_Watched(mixing, {id(layer) for layer in loud})):
                 fresh = self._run(2)

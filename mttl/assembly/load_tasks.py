@@ -16,10 +16,14 @@ from mttl.runtime.processes import device_of
 
 
 def load_tasks(
-    source: str | None, adapted: Sequence[str], backbone: str | None
+    source: str | None,
+    adapted: Sequence[str],
+    backbone: str | None,
+    on: Sequence[str] | None = None,
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the models and metrics by task; adapted tasks come before those of the run.
 
+    All models use the skills of other runs ``on``, if given, instead of those of training.
     Models share equal tensors in memory, so they must not be modified.
     """
     check_named(source, adapted)
@@ -28,7 +32,7 @@ def load_tasks(
     weights: dict[str, list[Tensor]] = {}
     folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
     for folder, run in folders:
-        built = load_run(folder, run=run, backbone=backbone)
+        built = load_run(folder, run=run, backbone=backbone, on=on)
         share_weights(built.model, weights)  # before another model is moved to the device
         built.model.to(device_of())
         if twice := [name for name in built.tasks if name in models and folder != source]:

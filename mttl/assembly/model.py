@@ -1,9 +1,8 @@
 """Build and load models from configurations and runs."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,22 @@ from transformers import PreTrainedModel
 from mttl.assembly.attachment_probe import AttachmentProbe
 from mttl.assembly.build_backbone import build_backbone, build_tokenizer, check_vocabulary
 from mttl.assembly.build_heads import build_heads
+from mttl.assembly.build_level import build_level, skill_sizes
 from mttl.assembly.build_moe import build_experts
 from mttl.assembly.build_router import build_router, count_skills
+from mttl.assembly.other_runs import OtherSkills, open_others, with_digests
 from mttl.assembly.saved_run import Built
 from mttl.assembly.saved_settings import ModelSettings, read_found_settings, read_settings
 from mttl.checkpoints.model_hub import download
+from mttl.checkpoints.model_tensors import backbone_parameters
 from mttl.checkpoints.run_folder import differences
-from mttl.checkpoints.saved_inventory import load_into, load_skills, read_inventory
+from mttl.checkpoints.saved_inventory import copy_saved, load_into, load_skills, read_inventory
 from mttl.config.backbone_schema import RandomBackbone
 from mttl.config.capabilities import missing_features
-from mttl.config.plugin_section import PartSection, PluginSection
+from mttl.config.load import with_settings
+from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
-from mttl.config.skills_schema import Aggregation, Fusion, kinds_of
+from mttl.config.skills_schema import Fusion, kinds_of
 from mttl.data.prompt_form import PromptForm
 from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.record import as_row
@@ -33,10 +36,7 @@ from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing.context import RoutingSlot
 from mttl.runtime.libraries import quiet_loading
-from mttl.skills.attach import Attachment, Placement, attach_kinds
-from mttl.skills.attention import AttendedInventory
-from mttl.skills.gated import GatedInventory
-from mttl.skills.inventory import Inventory
+from mttl.skills.attach import Attachment, attach_levels
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, saved_supports
 from mttl.sparse.skill_file import SparseSkill
@@ -65,6 +65,8 @@ def build_model(
     built = build(config, tasks, empty=empty, heads=heads)
     if not empty:
         load_source(built.model, config)
+        for other in built.others:
+            other.require_base(built.model.backbone)
     built.model.train()
     return built
 
@@ -116,7 +118,11 @@ def load_source(model: SkilledModel, config: Config) -> None:
 
 
 def load_run(
-    folder: str | Path, *, run: str | Path | None = None, backbone: str | Path | None = None
+    folder: str | Path,
+    *,
+    run: str | Path | None = None,
+    backbone: str | Path | None = None,
+    on: Iterable[str | Mapping[str, Any]] | None = None,
 ) -> Built:
     """Return the trained model of a run, or of an adapted task, in evaluation mode.
 
@@ -124,11 +130,14 @@ def load_run(
         folder: Run folder, its ``skills/``, or the folder of an adapted task.
         run: Current folder of the run that a task was adapted from, if it was moved.
         backbone: Current folder of the pretrained backbone, if it was moved.
+        on: Entries of `skills.on` instead of those of training, such as another language:
+            ``["runs/languages:es"]``.
 
     Raises:
-        CheckpointError: If the folder has no inventory of a language model, or it does not fit its
-            backbone.
-        ConfigError: If the backbone cannot be loaded, or is given although the run includes it.
+        CheckpointError: If the folder has no inventory of a language model, or it or that of
+            another run does not fit its backbone.
+        ConfigError: If the backbone cannot be loaded, or is given although the run includes it, or
+            other runs do not work with the settings.
     """
     saved = read_inventory(folder, run)
     if "backbone" not in saved.meta["settings"]:
@@ -139,14 +148,24 @@ def load_run(
             raise ConfigError(f"'{saved.folder}' includes its backbone; name no other backbone")
         where = settings.backbone.model_copy(update={"name": str(backbone)})
         settings = settings.model_copy(update={"backbone": where})
+    if on is not None:
+        settings = with_digests(with_settings(settings, {"skills.on": [*on]}))
+        if problems := missing_features(settings):
+            raise ConfigError("\n".join(problems))
     with quiet_loading():
         built = build(settings, saved.tasks, trained=True)
     if hasattr(settings.skills, "support"):  # saved supports may have other sizes
         place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
     load_into(built.model, saved)
+    for other in built.others:
+        other.require_base(built.model.backbone)
     built.model.eval()
+    meta = saved.meta
+    if on is not None:
+        now = settings.model_dump(mode="json", include={"skills"})
+        meta = meta | {"settings": meta["settings"] | now}
     precision = answering_precision(settings.precision, built.model)
-    return replace(built, folder=saved.folder, meta=saved.meta, precision=precision)
+    return replace(built, folder=saved.folder, meta=meta, precision=precision)
 
 
 def from_pretrained(
@@ -221,7 +240,7 @@ def build(
     if ignored := not_applied(settings.generation, own):
         values = ", ".join(f"{name} {getattr(own, name)}" for name in sorted(ignored))
         _log.info("generation settings of the backbone that are not applied: %s", values)
-    model, attachment, token_layers = assemble(network, settings, tasks, trained=trained)
+    model, attachment, token_layers, others = assemble(network, settings, tasks, trained=trained)
     model.heads = build_heads(form.task_heads, tasks, settings.heads, network)
     if model.heads is not None:
         freeze_unread(network)
@@ -239,6 +258,7 @@ def build(
         backbone=backbone,
         attachment=attachment,
         token_layers=token_layers,
+        others=tuple(others),
     )
 
 
@@ -248,22 +268,18 @@ def assemble(
     tasks: Sequence[str],
     *,
     trained: bool = False,
-) -> tuple[SkilledModel, Attachment, Attachment | None]:
-    """Attach skills, experts and routers to a language model.
+) -> tuple[SkilledModel, Attachment, Attachment | None, list[OtherSkills]]:
+    """Attach skills, experts and routers to a language model, on top of skills of other runs.
 
-    Also returns the layers with skills and all routed groups, and the layers that route tokens.
+    Also returns the layers with skills and all routed groups, the layers that route tokens, and
+    the skills of other runs.
     """
-    skills, router, moe = settings.skills, settings.router, settings.moe
-    slot = RoutingSlot()
+    router, moe, slot = settings.router, settings.moe, RoutingSlot()
+    others = open_others(settings)
     attachment, token_layers = Attachment((), ()), None
-    kinds = kinds_of(skills)
-    n_heads, n_skills = (skills.n_heads, skills.n_skills) if kinds else (1, 1)
-    if not kinds and moe is not None and moe.task_prior != "none":
-        n_skills = moe.n_experts
-    n_skills = count_skills(n_skills, router, len(tasks))
-    if kinds:
-        make = partial(_make_inventory, settings.aggregation, n_heads, n_skills)
-        attachment = _attach(network, kinds, make, slot, router.granularity, fresh=not trained)
+    n_heads, n_skills = skill_sizes(settings, len(tasks))
+    if kinds_of(settings.skills):
+        attachment = _attach(network, settings, len(tasks), slot, others, fresh=not trained)
     if moe is not None:
         token_layers = build_experts(
             network, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
@@ -277,7 +293,7 @@ def assemble(
             n_features=int(embeddings.weight.shape[1]),
         )
         model = SkilledModel(network, task_router, slot)
-    support = getattr(skills, "support", "random")
+    support = getattr(settings.skills, "support", "random")
     if support != "random" and not trained:
         with raised_as(ConfigError, f"skills.support ('{support}')", ValueError):
             skill = SparseSkill.load(support)
@@ -287,48 +303,34 @@ def assemble(
                     "train it with --form added"
                 )
             place_supports(model.skilled_layers(), skill.support)
-    return model, attachment, token_layers
+    return model, attachment, token_layers, others
 
 
 def _attach(
-    model: PreTrainedModel,
-    kinds: Sequence[PartSection],
-    make: Callable[..., Inventory],
+    network: PreTrainedModel,
+    settings: Config | ModelSettings,
+    n_tasks: int,
     slot: RoutingSlot,
-    granularity: str,
+    others: Sequence[OtherSkills],
     *,
     fresh: bool,
 ) -> Attachment:
-    probe = AttachmentProbe(model) if fresh else None
-    placements = [
-        Placement(partial(make, one), one.targets, one.part_class.attachment_point) for one in kinds
-    ]
+    if others and others[0].saved.backbone is not None:
+        copy_saved(others[0].saved, {"backbone": backbone_parameters(network)})
+    probe, kinds = AttachmentProbe(network) if fresh else None, kinds_of(settings.skills)
+    own = build_level(settings, n_tasks, slot, fresh=fresh)
+    levels = [*(other.level for other in others), own]
     with raised_as(ConfigError, "section skills", ValueError):
-        found = attach_kinds(model, placements, slot=slot, granularity=granularity, fresh=fresh)
+        *below, found = attach_levels(network, levels)
+    placements = [placement for one in levels for placement in one.placements]
     if any(placement.attachment_point == "attention" for placement in placements):
-        read_prefixes(model)
-    if probe is not None:
+        read_prefixes(network)
+    n_features = int(network.get_input_embeddings().weight.shape[1])  # type: ignore[union-attr]
+    for other, attached in zip(others, below, strict=True):
+        other.route(attached, n_features)
+    if probe is not None:  # the skills of other runs are still untrained, and change nothing
         promised = not any(isinstance(one, PluginSection) for one in kinds)
         probe.check(slot, ", ".join(one.kind for one in kinds), promised)
-    return found
-
-
-def _make_inventory(
-    aggregation: Aggregation,
-    n_heads: int,
-    n_skills: int,
-    skills: PartSection,
-    in_features: int,
-    out_features: int,
-    *more: int,
-) -> Inventory:
-    sizes = {"in_features": in_features, "out_features": out_features, "n_skills": n_skills}
-    own = zip(getattr(skills.part_class, "internal", ()), more, strict=False)
-    made = skills.make(**sizes, n_heads=n_heads, **dict(own))
-    made.require_use("task")
-    if isinstance(aggregation, Fusion):
-        return AttendedInventory(made, **aggregation.model_dump(exclude={"kind", "source"}))
-    found = GatedInventory(made) if skills.gate else made
-    if skills.identical_init:
-        found.make_identical()
+    for other in others:
+        other.load(network)
     return found

@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from mttl.analysis.routing_record import Curves, read_metrics
 from mttl.assembly.build_backbone import place_of, places_of
+from mttl.assembly.other_runs import OtherSkills
 from mttl.assembly.saved_settings import ModelSettings
 from mttl.checkpoints.model_hub import make_repository, upload
 from mttl.checkpoints.saved_inventory import save_inventory
@@ -41,6 +42,7 @@ class Built(Predictor):
     backbone: Backbone  # section with the current folders
     attachment: Attachment  # layers with skills, and all routed groups
     token_layers: Attachment | None = None  # layers that route tokens
+    others: tuple[OtherSkills, ...] = ()  # skills of other runs below
     folder: Path | None = None  # skills/ folder it was loaded from
     meta: Mapping[str, Any] = field(default_factory=dict, repr=False)  # content of meta.json
 
@@ -125,6 +127,7 @@ class Built(Predictor):
             FileExistsError: If ``folder`` exists.
         """
         source, backbone, base, places = self._loaded(), self.backbone, self.base, {}
+        self.require(stands_alone="save_pretrained")
         with new_folder(folder) as new:
             if Path(base).is_dir():
                 places["name"] = "backbone"

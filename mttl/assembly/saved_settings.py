@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mttl.assembly.build_backbone import found_again
+from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.saved_inventory import SavedInventory, read_inventory
 from mttl.config.backbone_schema import Backbone
 from mttl.config.heads_schema import Heads
@@ -41,11 +42,18 @@ class ModelSettings(Section):
 
 
 def read_found_settings(saved: SavedInventory) -> ModelSettings:
-    """Return the settings of a saved model, with current folders of the backbone."""
-    settings = read_settings(saved, ModelSettings)
+    """Return the settings of a saved model, with current folders of backbone and other runs."""
+    settings, run = read_settings(saved, ModelSettings), saved.folder.parent
     places = saved.meta["backbone"].get("places", {})
-    found = found_again(settings.backbone, places, saved.folder.parent)
-    return settings.model_copy(update={"backbone": found})
+    found: dict[str, Any] = {"backbone": found_again(settings.backbone, places, run)}
+    if on := getattr(settings.skills, "on", None):  # beside the run, if both were moved
+        beside = [one.model_copy(update={"from": str(run.parent / one.folder.name)}) for one in on]
+        on = [
+            there if find_inventory(one.folder) is None and find_inventory(there.folder) else one
+            for one, there in zip(on, beside, strict=True)
+        ]
+        found["skills"] = settings.skills.model_copy(update={"on": on})
+    return settings.model_copy(update=found)
 
 
 def read_settings(

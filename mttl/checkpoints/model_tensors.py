@@ -1,7 +1,7 @@
 """Tensors of a model by part, and a fingerprint of its untrained weights."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from mttl.aggregation.packed_weights import is_packed, stored
 from mttl.checkpoints.whole_tensors import whole
 from mttl.moe.layer import MoELayer
 from mttl.skills.composed.composed_model import ComposedModel
-from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_layer import SkilledLayer, without_layers
 from mttl.skills.skilled_model import SkilledModel
 
 Model = SkilledModel | ComposedModel
@@ -25,11 +25,18 @@ def skill_tensors(model: Model) -> dict[str, Tensor]:
     """
     if isinstance(model, ComposedModel):
         return {name: tensor.detach() for name, tensor in model.inventory.state_dict().items()}
-    parts = {path: layer.inventory for path, layer in model.skilled_layers().items()}
+    parts: dict[str, nn.Module] = {
+        path: layer.inventory for path, layer in model.skilled_layers().items()
+    }
     for path, layer in model.token_layers().items():
         parts[f"{path}.experts"] = layer.experts
         if layer.shared is not None:
             parts[f"{path}.shared"] = layer.shared
+    return tensors_of(parts)
+
+
+def tensors_of(parts: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the tensors of parts by name; those that parts share appear under the first one."""
     tensors: dict[int, tuple[str, Tensor]] = {}
     for path, part in parts.items():
         for name, tensor in part.state_dict(keep_vars=True).items():
@@ -73,17 +80,10 @@ def backbone_parameters(backbone: nn.Module) -> dict[str, Tensor]:
     ]
     return {
         # A packed weight needs its scales, so it is not detached; it is frozen anyway.
-        _name_without(name, added): parameter if is_packed(parameter) else parameter.detach()
+        without_layers(name, added): parameter if is_packed(parameter) else parameter.detach()
         for name, parameter in backbone.named_parameters()
         if not any(name.startswith(path) and not name.startswith(f"{path}base.") for path in added)
     }
-
-
-def _name_without(name: str, added: Sequence[str]) -> str:
-    for path in sorted(added, key=len, reverse=True):  # innermost first
-        if name.startswith(f"{path}base."):
-            name = path + name.removeprefix(f"{path}base.")
-    return name
 
 
 def fingerprint(

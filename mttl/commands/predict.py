@@ -3,6 +3,7 @@
 mttl predict --from runs/crossfit --task verb_past < words.tsv > answers.tsv
 mttl predict --from runs/crossfit --adapted models/past --in mixed.jsonl --out answers.jsonl
 mttl predict --from runs/crossfit --in reviews.csv --choices good bad
+mttl predict --from runs/pos --on runs/languages:es --in spanish.jsonl
 
 The input is TSV, CSV (with a header), JSONL, CoNLL or CoNLL-U (.conll, .conllu). A row has the
 columns that its task's training file had, columns for --input TEMPLATE, or the column input;
@@ -24,6 +25,8 @@ def _declare(parser: CommandParser) -> None:
     parser.add_source(required=False)
     parser.add_adapted()
     add = parser.read.add_argument
+    help = "other runs with a task, such as runs/languages:es, instead of those of skills.on"
+    add("--on", nargs="+", metavar="RUN:TASK", help=help)
     add("--task", metavar="NAME", help="task of rows whose column task is empty or missing")
     add("--in", dest="questions", metavar="FILE", help="table of inputs (standard input)")
     help = "input of a row by its columns, such as '{message}' (as in the run's task file)"

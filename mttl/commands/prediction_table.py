@@ -82,7 +82,7 @@ def prediction_table(options: Namespace) -> None:
             text = read_text(options.questions, TaskError)
         kind = kind or guess_kind(text)
         rows = parse_rows_of(text, kind, place)
-    models, metrics = load_tasks(options.source, options.adapted, options.backbone)
+    models, metrics = load_tasks(options.source, options.adapted, options.backbone, options.on)
     for built in models.values():
         built.require(answers="mttl predict")
     asked, lacking = _with_inputs(rows, options, models, place)
@@ -125,11 +125,12 @@ def prediction_table(options: Namespace) -> None:
     with results.writing():
         if hidden:
             folders = {built.folder for built in models.values()}
+            folders |= {own.saved.folder for built in models.values() for own in built.others}
             digests = sorted(inventory_digest(folder) for folder in folders if folder)
             questions = json.dumps([asked, names, choices]).encode()
             settings = {
                 **{"questions": hashlib.sha256(questions).hexdigest(), "inventories": digests},
-                **{"search": options.search, "seed": options.seed},
+                **{"search": options.search, "seed": options.seed, "on": options.on},
                 **{"rows": size, "per_token": options.per_token},
             }
             problem = f"'{hidden}' has partial results of other inputs or settings"

@@ -14,6 +14,7 @@ from mttl.assembly.build_backbone import architecture, build_tokenizer, check_pa
 from mttl.assembly.build_heads import task_heads
 from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model, inventory_settings
+from mttl.assembly.other_runs import with_digests
 from mttl.assembly.saved_run import Built
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_callbacks import SaveBest
@@ -113,7 +114,7 @@ def build_module(config: Config, built: Built, metrics: Mapping[str, str]) -> Te
 def train(config: Config, *, resume: bool = False) -> None:
     """Train, score and save."""
     folder = RunFolder(Path(config.run.dir) / config.run.name)
-    config = fitted(dated(config, folder, resume=resume))
+    config = with_digests(fitted(dated(config, folder, resume=resume)))
     text = dump_config(config)
     config = with_shared_batches(config)
     pl.seed_everything(config.run.seed, verbose=False)

@@ -10,7 +10,7 @@ Quantisation = Literal["nf4", "int8", "int4"]
 
 
 class _AnyBackbone(Section):
-    asks: ClassVar = {"compiles": "compile"}
+    asks: ClassVar = {"compiles": "compile", "trains_backbone": "train"}
     lacks: ClassVar = {
         "packs": ("compile", "row positions differ by batch; set backbone.compile: false"),
         "shares_experts": ("compile", "processes exchange tokens; set backbone.compile: false"),

@@ -4,7 +4,8 @@
 `Section.asks` maps a feature that a section requires of all others to its setting. A plug-in class
 may also define `lacks`. Commands require: ``trains``; ``merges`` and ``averages`` (`merge-task`,
 recipes); ``exports_lora``, ``exports_inventory``; ``ablates``; ``plots`` (also `explore`);
-``adds_tasks``; ``policies`` (BabyAI); ``answers`` and ``generates`` (of tasks).
+``adds_tasks``; ``policies`` (BabyAI); ``answers`` and ``generates`` (of tasks); ``stacks``
+(`skills.on`); ``stands_alone`` (`save_pretrained`, libraries).
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,19 +22,23 @@ def missing_features(config: Section, asked: Mapping[str, str] | None = None) ->
     default those that the sections require of each other.
     """
     parts = list(_parts(config))
-    if asked is None:
-        asked = {
-            feature: _name(path, part, condition)
-            for path, part in parts
-            for feature, condition in notes_of(type(part), "asks").items()
-            if holds(part, condition)
-        }
+    asked = asked_features(config) if asked is None else asked
     return [
         f"{who} does not work with {reason}"
         for feature, who in asked.items()
         for path, part in parts
         for reason in _lacking(path, part, feature)
     ]
+
+
+def asked_features(config: Section) -> dict[str, str]:
+    """Return the features that sections require of each other, with what requires them."""
+    return {
+        feature: _name(path, part, condition)
+        for path, part in _parts(config)
+        for feature, condition in notes_of(type(part), "asks").items()
+        if holds(part, condition)
+    }
 
 
 def require_features(config: Section, asked: Mapping[str, str]) -> None:

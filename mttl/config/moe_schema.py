@@ -90,6 +90,7 @@ class MoE(Section):
     }
     lacks: ClassVar = {
         "packs": "token routers need one task per sequence; remove data.packed_length",
+        "stacks": "tokens choose its experts; name a run with skills of tasks",
         "starts": "run.start loads skills, but no experts; remove run.start or the section moe",
         "scales_losses": ("parallel", "steps would differ; set trainer.precision: bf16-mixed"),
         "has_heads": ("task_prior", "experts have no heads; set skills.n_heads: 1"),

@@ -97,6 +97,8 @@ def settings_of(path: str, section: FieldInfo) -> Iterator[Setting]:
 
 def _of_field(path: str, inner: FieldInfo) -> Iterator[Setting]:
     if models_in(inner.annotation) and get_origin(inner.annotation) is not dict:
+        if get_origin(inner.annotation) is list:
+            yield _setting(path, "list", inner)
         yield from settings_of(path, inner)
     else:
         yield _setting(path, _words(inner.annotation, inner.metadata), inner)

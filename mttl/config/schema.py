@@ -76,6 +76,7 @@ _WITHOUT_STEPS = ("mode = zero_shot|in_context", "gradient_free", "examples = 0"
 class Adapt(Section):
     """Few-shot adaptation to new tasks."""
 
+    asks: ClassVar = {"trains_backbone": "mode = full"}
     refuses: ClassVar = {
         "init = private_skill and mode = zero_shot|in_context|router_only|average": "init "
         "'private_skill' adds an untrained skill, which mode '{mode}' does not train; use mode "

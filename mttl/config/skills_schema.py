@@ -1,9 +1,10 @@
 """Sections `skills`, `router` and `aggregation`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, create_model, model_validator
 
 from mttl.config.plugin_section import PartSection, make_section, parts_of
 from mttl.config.section import Section
@@ -28,8 +29,53 @@ class _OneKind(Section):
     """Identical initialisation of all skills, so that trained skills can be averaged (AdaMix)."""
 
 
+class _OfOtherRun(Section):
+    """Frozen skills of another run; as text: `runs/languages:fr`, or a folder with one task."""
+
+    lacks: ClassVar = {
+        **dict.fromkeys(
+            ("merges", "averages", "exports_lora", "exports_inventory", "ablates", "stands_alone"),
+            "its skills need those of other runs (skills.on); use mttl predict or mttl serve, and "
+            "keep the folders of all these runs",
+        ),
+        "stacks": "the run has skills.on itself; name a run without",
+        "trains_backbone": "skills.on belongs to the frozen backbone; set backbone.train: false, "
+        "and adapt.mode: all or skills_only",
+        "routes_tokens": "skills.on is for skills of tasks; remove it or the section moe",
+        "shards": "skills.on is not sharded; set trainer.strategy: ddp",
+    }
+    task: str | None = None
+    """Task whose routing is used; by default the only one."""
+    inventory: str | None = None
+    """Digest of the skills, so that changed ones are an error; training adds it."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return Path(dict(self)["from"])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            folder, _, task = value.rpartition(":")
+            return {"from": folder, "task": task} if folder else {"from": value}
+        return value
+
+
+# A function, since `from` is a word of Python.
+OfOtherRun = create_model(
+    "OfOtherRun",
+    __base__=_OfOtherRun,
+    __doc__=_OfOtherRun.__doc__,
+    **{"from": (str, Field(description="Folder of the run, or of an adapted task."))},  # type: ignore[call-overload]
+)
+
+
 class _Sizes(Section):
     asks: ClassVar = {"has_heads": "n_heads > 1"}
+    on: list[OfOtherRun] = []  # type: ignore[valid-type]
+    """Frozen skills of other runs, such as a language, that the skills are trained on top of."""
     n_skills: PositiveInt | Literal["per_task"] = 8
     """Number of skills; `per_task` for the private router, `per_column` for the number of columns
     of the expert router's matrix. With the c_poly router: the number of skills all tasks share."""
@@ -58,7 +104,7 @@ class Several(_Sizes):
 class NoSkills(Section):
     """No skills; for experts that tokens choose (section `moe`)."""
 
-    lacks: ClassVar = {"ablates": "the run has no skills, only experts"}
+    lacks: ClassVar = dict.fromkeys(("ablates", "stacks"), "the run has no skills, only experts")
     kind: Literal["none"]
 
 
@@ -115,7 +161,7 @@ class Fusion(Section):
     lacks: ClassVar = {
         "starts": "its skills come from aggregation.source; remove run.start",
         **dict.fromkeys(
-            ("merges", "averages", "exports_lora", "exports_inventory", "ablates"),
+            ("merges", "averages", "exports_lora", "exports_inventory", "ablates", "stacks"),
             "skills are mixed per token; use the run in aggregation.source",
         ),
     }

@@ -94,6 +94,7 @@ class Found:
     def _read_run(self, path: Path) -> None:
         """Read each task, or each skill, of a run."""
         built = load_run(path, backbone=self.backbone)
+        built.require(stands_alone=f"reading '{path}'")
         model, backbone = built.model, built.meta["backbone"]
         if backbone["trained"]:
             raise CheckpointError(

@@ -69,7 +69,7 @@ class MixtureChange:
                 f"'{folder}' is not a language model, which the skills of a run need"
             )
         with raised_as(CheckpointError, f"'{run}' does not fit '{folder}'", ConfigError):
-            model, _, _ = assemble(backbone, settings, saved.tasks, trained=True)
+            model, *_ = assemble(backbone, settings, saved.tasks, trained=True)
         self._layers = model.skilled_layers()
         require_plain(model)
         parameters = backbone_parameters(backbone)

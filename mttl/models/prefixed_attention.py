@@ -1,6 +1,7 @@
 """Attention functions with prefixes, for the attention interface of transformers."""
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -41,13 +42,13 @@ def attend(
     value: Float[Tensor, "R N S e"],
     attention_mask: Tensor | None,
     *,
-    prefix: Any = None,
+    prefixes: Sequence[Any] = (),
     **settings: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the attention of a module, including an `AttentionPrefix` if there is one."""
+    """Return the attention of a module, including its `AttentionPrefix`es."""
     plain = AttentionInterface()[PLAIN]
     file: Any = sys.modules[type(module).__module__]  # has the function for "eager"
     attends = plain if own == PLAIN else file.eager_attention_forward
-    if prefix is not None:
-        attends, settings = partial(prefix.attend, attends), settings | {"alone": plain}
+    for prefix in prefixes:
+        attends = partial(prefix.attend, attends, alone=plain)
     return attends(module, query, key, value, attention_mask, **settings)

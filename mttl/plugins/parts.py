@@ -72,6 +72,7 @@ PARTS: dict[str, dict[str, str]] = {
         "adapter": "mttl.skills.blocks.adapter:AdapterInventory",
         "compacter": "mttl.skills.blocks.compacter:CompacterInventory",
         "sparse_adapter": "mttl.skills.blocks.adapter:SparseAdapterInventory",
+        "invertible": "mttl.skills.blocks.invertible:InvertibleInventory",
         "ladder": "mttl.skills.blocks.ladder:LadderInventory",
         "intrinsic": "mttl.skills.weights.intrinsic:IntrinsicInventory",
         "diff_pruning": "mttl.skills.weights.diff_pruning:DiffPruningInventory",

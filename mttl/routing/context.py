@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from mttl.io.errors import ConfigError
 from mttl.routing.token.choice import Tokens
@@ -193,6 +193,34 @@ class RoutingSlot:
         Pass it as ``context_fn`` to `torch.utils.checkpoint.checkpoint` (non-reentrant).
         """
         return nullcontext(), self.use(self.current.replayed())
+
+
+class ConstantSlot(nn.Module):
+    """A slot whose routing is one mixture of skills for all rows; it moves with a model.
+
+    Args:
+        mixing: Weights of the mixture.
+    """
+
+    in_use = True
+    mixing: Tensor
+
+    def __init__(self, mixing: Float[Tensor, "G 1 H K"]) -> None:
+        super().__init__()
+        self.register_buffer("mixing", mixing, persistent=False)
+
+    @property
+    def current(self) -> Routing:
+        """A routing for inputs with any number of rows and positions."""
+        return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)
+
+
+class _Constant(Routing):
+    def examples(self, x: Tensor) -> Tensor:
+        return x.reshape(1, -1, x.shape[-1])
+
+    def repeat(self, values: Float[Tensor, "1 *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
+        return values.expand(n_rows, *values.shape[1:])
 
 
 def check_task_ids(task_ids: Int[Tensor, "B"], n_tasks: int) -> None:

@@ -57,6 +57,8 @@ HARMLESS = (
     ".*The number of training batches .* is smaller than the logging interval.*",
     # No backbone changes the output of its blocks in place.
     ".*FSDP2-wrapped module .* returned a view tensor.*",
+    # Skills of other runs stay in evaluation mode.
+    ".*in eval mode at the start of training.*",
     # Caused by Lightning's own use of a PyTorch interface.
     ".*isinstance\\(treespec, LeafSpec\\).*",
     # data.validation is none.

@@ -4,6 +4,7 @@
 from mttl.skills.attach import Attached, Attachment, attach_skills
 from mttl.skills.blocks.adapter import AdapterInventory, SparseAdapterInventory
 from mttl.skills.blocks.compacter import CompacterInventory
+from mttl.skills.blocks.invertible import InvertibleInventory
 from mttl.skills.blocks.ladder import LadderInventory
 from mttl.skills.inputs.prefix import PrefixInventory
 from mttl.skills.inputs.prompt import PromptInventory

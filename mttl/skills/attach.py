@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TypeAlias
 
 from torch import nn
 
@@ -12,7 +13,7 @@ from mttl.io.errors import require_one_of
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attachment_points import ATTACHMENT_POINTS
 from mttl.skills.inventory import Inventory
-from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear
+from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear, Slot
 from mttl.skills.targets import (
     GRANULARITIES,
     block_paths,
@@ -29,6 +30,20 @@ class Placement:
     make_inventory: Callable[..., Inventory]
     targets: Sequence[str]
     attachment_point: str = "linear"
+
+
+@dataclass(frozen=True)
+class Level:
+    """Kinds of skills that share a slot: arguments of `attach_levels`."""
+
+    placements: Sequence[Placement]
+    slot: Slot
+    granularity: str = "linear"
+    fresh: bool = True  # whether skills start from the weights of their layers, if their kind does
+
+
+# Layers by type and path, from the inside out.
+Stacks: TypeAlias = dict[type[SkilledLayer], dict[str, list[SkilledLayer]]]
 
 
 @dataclass(frozen=True)
@@ -91,37 +106,50 @@ def attach_skills(
             cannot hold the inventory, or the backbone has skills already; it is left unchanged.
     """
     placement = Placement(make_inventory, targets, attachment_point)
-    return attach_kinds(backbone, [placement], slot=slot, granularity=granularity)
+    return attach_levels(backbone, [Level([placement], slot, granularity)])[0]
 
 
-def attach_kinds(
-    backbone: nn.Module,
-    placements: Sequence[Placement],
-    *,
-    slot: RoutingSlot,
-    granularity: str = "linear",
-    fresh: bool = True,
-) -> Attachment:
-    """Attach several kinds of skills to a backbone; see `attach_skills`.
+def attach_levels(backbone: nn.Module, levels: Sequence[Level]) -> list[Attachment]:
+    """Attach several levels of skills, from the inside out; see `attach_skills`.
 
-    It also raises ValueError if a module would get two kinds. Without ``fresh``, skills are not
-    initialised from the weights of their layers, since their values will be loaded.
+    It also raises ValueError if a module would get two kinds of a level.
     """
-    require_one_of(GRANULARITIES, granularity=granularity)
     if any(isinstance(module, SkilledLayer) for module in backbone.modules()):
         raise ValueError("the backbone has skills already; attach all kinds in one call")
+    stacks: Stacks = {where.layer: {} for where in ATTACHMENT_POINTS.values()}
+    attachments = [_planned(backbone, level, stacks) for level in levels]
+    # The backbone changes only here, so that an error above leaves it unchanged.
+    for where in ATTACHMENT_POINTS.values():
+        replaced = {}
+        for path, layers in (found := stacks.pop(where.layer, {})).items():
+            base = where.take(backbone, path)
+            replaced[base] = layers[-1]
+            for layer in layers:
+                layer.base, base = base, layer
+        for parent in list(backbone.modules()):
+            for child, module in list(parent._modules.items()):
+                if module in replaced:
+                    setattr(parent, child, replaced[module])
+        if found and where.prepare is not None:
+            where.prepare(backbone)
+    return attachments
+
+
+def _planned(backbone: nn.Module, level: Level, stacks: Stacks) -> Attachment:
+    """Make the layers of a level and add them to those of the levels inside."""
+    granularity, slot = level.granularity, level.slot
+    require_one_of(GRANULARITIES, granularity=granularity)
     blocks = block_paths(backbone)
     groups: dict[str, int] = {}
     layers: list[Attached] = []
     counted: set[nn.Parameter] = set()
-    skilled: dict[str, dict[str, SkilledLayer]] = {point: {} for point in ATTACHMENT_POINTS}
-    for placement in placements:
+    for placement in level.placements:
         point = placement.attachment_point
-        where, found = ATTACHMENT_POINTS[point], skilled[point]
+        where, found = ATTACHMENT_POINTS[point], stacks[ATTACHMENT_POINTS[point].layer]
         first = None
-        for path, sizes in _chosen(backbone, placement, blocks).items():
-            same = [name for name, kind in ATTACHMENT_POINTS.items() if kind.layer is where.layer]
-            if any(path in skilled[name] for name in same):
+        for path, sizes in _chosen(backbone, placement).items():
+            inside = found.setdefault(path, [])
+            if any(layer.slot is slot for layer in inside):
                 advice = "give every kind separate targets (attention, mlp, encoder.*, *.q)"
                 if len(where.find(backbone)) == 1:
                     advice = "keep one of these kinds"
@@ -136,11 +164,16 @@ def attach_kinds(
                 name = group_name(path, granularity, blocks)
             try:
                 inventory = placement.make_inventory(*sizes)
+                if inside and inventory.reads_weight:
+                    raise ValueError(
+                        f"{type(inventory).__name__} reads the weight of its layer, which has "
+                        "skills of another run; choose other targets, or another kind (lora)"
+                    )
                 inventory.set_path(path)
-                if fresh:
+                if level.fresh:
                     inventory.init_from_base(base)
                 group = groups.setdefault(name, len(groups))
-                found[path] = where.layer(base, inventory, slot, group)
+                inside.append(where.layer(base, inventory, slot, group))
             except ValueError as error:
                 raise ValueError(f"'{path}': {error}") from error
             first = first or inventory
@@ -150,32 +183,18 @@ def attach_kinds(
             counted.update(own)
             n_parameters = sum(parameter.numel() for parameter in own)
             layers.append(Attached(path, sizes[0], sizes[1], name, n_parameters))
-    chosen = skilled["linear"] | skilled["head"]
+    linear = stacks[SkilledLinear].items()
+    chosen = {path for path, inside in linear if any(layer.slot is slot for layer in inside)}
     places = ATTACHMENT_POINTS["linear"].find(backbone)
     coverage = {
-        word: (len(chosen.keys() & paths), len(paths))
+        word: (len(chosen & {*paths}), len(paths))
         for word, paths in ATTACHMENT_POINTS["linear"].words(backbone, places).items()
         if chosen and word in ("attention", "mlp")
     }
-    # The backbone changes only here, so that an error above leaves it unchanged.
-    for point, found in skilled.items():
-        replaced = {}
-        for path, layer in found.items():
-            layer.base = ATTACHMENT_POINTS[point].take(backbone, path)
-            replaced[layer.base] = layer
-        for parent in list(backbone.modules()):
-            for child, module in list(parent._modules.items()):
-                if module in replaced:
-                    setattr(parent, child, replaced[module])
-        prepare = ATTACHMENT_POINTS[point].prepare
-        if found and prepare is not None:
-            prepare(backbone)
     return Attachment(tuple(layers), tuple(groups), coverage)
 
 
-def _chosen(
-    backbone: nn.Module, placement: Placement, blocks: list[str]
-) -> dict[str, tuple[int, ...]]:
+def _chosen(backbone: nn.Module, placement: Placement) -> dict[str, tuple[int, ...]]:
     """Return the sizes of the targeted modules by path."""
     where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer with several paths (tied weights) gets one inventory, under the first path.
@@ -186,7 +205,8 @@ def _chosen(
         if path not in places and is_foreign(module)
     }
     chosen = choose_layers(
-        *(places, placement.targets, blocks, unknown if where.layer is SkilledLinear else {}),
+        *(places, placement.targets, block_paths(backbone)),
+        unknown if where.layer is SkilledLinear else {},
         words=where.words(backbone, {*places, *unknown}),
         noun=where.noun,
     )

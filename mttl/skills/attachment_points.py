@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from mttl.skills.blocks.feed_forward import block_places, separate
+from mttl.skills.blocks.invertible import InvertibleEmbedding, put_inverse
 from mttl.skills.blocks.ladder import SkilledStack, stack_places
 from mttl.skills.inputs.prefix import SkilledAttention
 from mttl.skills.inputs.prompt import SkilledEmbedding, input_embeddings, put_prompts
@@ -88,6 +89,9 @@ ATTACHMENT_POINTS = {
     "head": AttachmentPoint("output projection", SkilledLinear, head_projections),
     "attention": AttachmentPoint("attention module", SkilledAttention, attention_places),
     "block": AttachmentPoint("block", SkilledBlock, block_places, take=separate),
+    "embedded": AttachmentPoint(
+        *("input embedding", InvertibleEmbedding, input_embeddings, "input"), prepare=put_inverse
+    ),
     "embedding": AttachmentPoint(
         *("input embedding", SkilledEmbedding, input_embeddings, "input"), prepare=put_prompts
     ),

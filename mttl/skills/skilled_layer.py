@@ -1,7 +1,7 @@
 """Skilled layers: modules of a backbone together with their inventories of skills."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -9,33 +9,40 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype
 from mttl.aggregation.packed_weights import is_plain_linear
-from mttl.routing.context import Routing, RoutingSlot
+from mttl.routing.context import ConstantSlot, Routing, RoutingSlot
 from mttl.skills.inventory import Inventory, Merged
+
+Slot: TypeAlias = RoutingSlot | ConstantSlot
 
 
 class SkilledLayer(nn.Module):
     """A replacement of a backbone's module, the base, that adds an inventory of skills.
 
     Each attachment point has a subclass, whose ``forward`` applies the skills. All layers of a
-    model share the slot; ``group`` is the routed group whose mixing weights the layer reads.
+    model share the slot; ``group`` is the routed group whose mixing weights the layer reads. The
+    base may be a layer with skills of another slot; with a constant slot, these are always in
+    evaluation mode.
 
     Raises:
         ValueError: If the kind of skill cannot be mixed by task. ``forward`` raises it if its rows
             do not fit the examples of the routing, and RuntimeError if no routing is in use.
     """
 
-    def __init__(
-        self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
-    ) -> None:
+    def __init__(self, base: nn.Module, inventory: Inventory, slot: Slot, group: int) -> None:
         super().__init__()
         inventory.require_use("task")
         self.base, self.inventory, self.slot, self.group = base, inventory, slot, group
+
+    @property
+    def weight(self) -> Tensor:
+        """The base layer's weight, whose dtype backbones read."""
+        return self.base.weight  # type: ignore[return-value]
 
     def merge(self) -> tuple[Routing, Merged]:
         """Return the routing of this pass, and the skills merged by it."""
         routing = self.slot.current
         merged = routing.merged(id(self), lambda: self.inventory.merge(routing.weights[self.group]))
-        if self.training:
+        if self.inventory.training:
             routing.add_losses(self.inventory.penalties())
         return routing, merged
 
@@ -51,8 +58,43 @@ class SkilledLayer(nn.Module):
             found = self.inventory.combine(routing.examples(x), routing.examples(y), merged)
         return found.view(*y.shape[:-1], found.shape[-1])
 
+    def train(self, mode: bool = True) -> "SkilledLayer":
+        super().train(mode)
+        self.inventory.train(mode and not isinstance(self.slot, ConstantSlot))
+        return self
+
     def extra_repr(self) -> str:
         return f"group={self.group}"
+
+
+def innermost(module: nn.Module) -> nn.Module:
+    """Return the backbone's module inside all layers with skills."""
+    while isinstance(module, SkilledLayer):
+        module = module.base
+    return module
+
+
+def layers_of(backbone: nn.Module, slot: Slot) -> dict[str, SkilledLayer]:
+    """Return the skilled layers that read a slot by path, as if there were no others."""
+    skilled = {
+        path: module
+        for path, module in backbone.named_modules()
+        if isinstance(module, SkilledLayer)
+    }
+    others = [f"{path}." for path, layer in skilled.items() if layer.slot is not slot]
+    return {
+        without_layers(path, others): layer for path, layer in skilled.items() if layer.slot is slot
+    }
+
+
+def without_layers(path: str, layers: Sequence[str]) -> str:
+    """Return a path as if some layers around it, given as ``"<path>."``, did not exist."""
+    path += "."
+    for outer in sorted(layers, key=len, reverse=True):  # innermost first
+        if path.startswith(f"{outer}base."):
+            path = outer + path.removeprefix(f"{outer}base.")
+    # A layer like BART's, whose block is a module only for skills.
+    return path.replace(".fc1.fc1.", ".fc1.").replace(".fc1.fc2.", ".fc2.").removesuffix(".")
 
 
 def hidden_states(given: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
@@ -72,20 +114,13 @@ def open_gates(
 class SkilledLinear(SkilledLayer):
     """A linear layer with skills; ValueError if skills read a weight of another kind of layer."""
 
-    def __init__(
-        self, base: nn.Module, inventory: Inventory, slot: RoutingSlot, group: int
-    ) -> None:
+    def __init__(self, base: nn.Module, inventory: Inventory, slot: Slot, group: int) -> None:
         super().__init__(base, inventory, slot, group)
         if inventory.reads_weight and not isinstance(base, nn.Linear):
             raise ValueError(
                 f"{type(inventory).__name__} needs an nn.Linear, not {type(base).__name__}; choose "
                 "other targets, or another kind of skill (lora)"
             )
-
-    @property
-    def weight(self) -> Tensor:
-        """The base layer's weight, whose dtype backbones read."""
-        return self.base.weight  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:
@@ -113,7 +148,7 @@ class SkilledNorm(SkilledLinear):
     """A norm with skills that change its gain and bias."""
 
     def forward(self, x: Float[Tensor, "R *positions D"]) -> Float[Tensor, "R *positions D"]:
-        return self.changed(normalised(self.base, x), self.base(x), *self.merge())
+        return self.changed(normalised(innermost(self.base), x), self.base(x), *self.merge())
 
 
 def norm_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.masks import IGNORED, TokenMasks, token_masks
 from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.inputs.prompt import has_encoder
-from mttl.skills.skilled_layer import SkilledLayer
+from mttl.skills.skilled_layer import SkilledLayer, innermost, layers_of
 
 
 class SkilledModel(nn.Module):
@@ -60,12 +60,8 @@ class SkilledModel(nn.Module):
         return model
 
     def skilled_layers(self) -> dict[str, SkilledLayer]:
-        """Return the skilled layers by their path in the backbone."""
-        return {
-            name: module
-            for name, module in self.backbone.named_modules()
-            if isinstance(module, SkilledLayer)
-        }
+        """Return the skilled layers of the model's slot; see `layers_of`."""
+        return layers_of(self.backbone, self.slot)
 
     def skill_facts(self) -> dict[str, Tensor]:
         """Return the statistics of the inventories (`Inventory.facts`), as means over layers."""
@@ -233,7 +229,7 @@ def pooled_text(
     backbone: nn.Module, ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None
 ) -> Float[Tensor, "B D"]:
     """Return the mean of the input embeddings of each row."""
-    embedded = backbone.get_input_embeddings()(ids)  # type: ignore[operator]
+    embedded = innermost(backbone.get_input_embeddings())(ids)  # type: ignore[operator]
     if mask is None:
         return embedded.mean(1)
     counted = mask.unsqueeze(-1).to(embedded.dtype)

@@ -8,7 +8,7 @@ from torch import nn
 
 from mttl.aggregation.packed_weights import is_foreign
 from mttl.io.errors import nearest
-from mttl.skills.skilled_layer import SkilledLinear
+from mttl.skills.skilled_layer import SkilledLinear, innermost
 
 GRANULARITIES = ("model", "stack", "block", "layer", "linear")
 
@@ -16,7 +16,7 @@ GRANULARITIES = ("model", "stack", "block", "layer", "linear")
 def linear_features(module: nn.Module) -> tuple[int, int] | None:
     """Return input and output features of a linear layer, or None for any other module."""
     if isinstance(module, SkilledLinear):
-        module = module.base
+        module = innermost(module)
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     # GPT-2's linear layers have a transposed weight and a class of transformers.

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 # What makes it ask for an older transformers; its configurations take these names from there.
-UNUSED = ("resolve_adapter_config", "get_adapter_config_hash")
+UTILS: dict[str, Any] = {"get_adapter_config_hash": repr, "multigetattr": None}
+UTILS["resolve_adapter_config"] = lambda config, **_: config  # which is none of its names
+MODULES = ("configuration", "composition", "context", "methods.modeling", "methods.bottleneck")
 
 
 def adapterhub() -> SimpleNamespace:
-    """Return its modules `configuration`, `context` and `modeling`, or skip the test."""
+    """Return its modules by their last name, such as `modeling`, or skip the test."""
     try:
         distribution("adapters")
     except PackageNotFoundError:
@@ -40,12 +42,9 @@ def _load() -> SimpleNamespace:
             sys.modules[name] = package = ModuleType(name)
             vars(package).update(__path__=[str(path)], __version__=distribution("adapters").version)
         sys.modules["adapters.utils"] = ModuleType("adapters.utils")
-        vars(sys.modules["adapters.utils"]).update(dict.fromkeys(UNUSED))
-        return SimpleNamespace(
-            configuration=import_module("adapters.configuration"),
-            context=import_module("adapters.context"),
-            modeling=import_module("adapters.methods.modeling"),
-        )
+        vars(sys.modules["adapters.utils"]).update(UTILS)
+        loaded = {name.split(".")[-1]: import_module(f"adapters.{name}") for name in MODULES}
+        return SimpleNamespace(**loaded)
     finally:
         for name in _own_modules():
             del sys.modules[name]

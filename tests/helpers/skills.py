@@ -35,6 +35,7 @@ from mttl.skills import (
     IA3Inventory,
     IntrinsicInventory,
     Inventory,
+    InvertibleInventory,
     KronABlockInventory,
     KronAInventory,
     LadderInventory,
@@ -116,6 +117,7 @@ PLACED: dict[str, Make] = {
     "adapter, outputs": partial(
         AdapterInventory, hidden_features=3, scale=2.0, layer_norm=True, mix="outputs"
     ),
+    "invertible": partial(InvertibleInventory, activation="gelu"),
     "ladder": partial(LadderInventory, side_features=5, activation="gelu"),
     "compacter": partial(CompacterInventory, hidden_features=4, n_products=2, scale=2.0),
     "sparse_adapter": partial(_SPARSE, parallel=False),
@@ -222,7 +224,7 @@ def attach_kind(
     """Put skills on a backbone."""
     make = (INVENTORIES | OTHERS | PLACED)[kind] if isinstance(kind, str) else kind
     point = kind_class(kind).attachment_point
-    words = {"embedding": "input", "norm": "norms", "stack": "stack"}
+    words = {"embedding": "input", "embedded": "input", "norm": "norms", "stack": "stack"}
     if point in words and where["targets"] == ["attention"]:
         where["targets"] = [words[point]]
     if point == "attention" and hasattr(backbone, "config"):

@@ -24,6 +24,7 @@ FEATURES = {
 }
 AFTER = "not trained"
 OWN = "ladder|krona_block|adapter_stacked|mam|s4|lora_parallel|unipelt|prefix|adapter_parallel"
+OWN += "|invertible|madx"
 WHOLE = "dense|diff_pruning|intrinsic|sparse|supermask|head_mask"
 # Files and backbone, columns, and what the message says.
 RULES = (

@@ -56,7 +56,7 @@ every, first_half, second_half = (cases([*PLACED], half) for half in (None, 0, 1
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
     blocks = ATTACHMENT_POINTS[kind] == "block"
     # Which have no blocks of features.
-    if blocks or kind in OTHERS or kind in ("ladder", "prefix, behind a gate"):
+    if blocks or kind in OTHERS or kind in ("invertible", "ladder", "prefix, behind a gate"):
         settings["n_heads"] = 1
     # A bias of keys has no gradient but rounding: a softmax cancels it.
     targets = ["mlp"] if kind in LINEAR else ["attention", "mlp"] if blocks else ["attention"]

@@ -24,7 +24,7 @@ from mttl.skills import (
     PromptInventory,
     SkilledModel,
 )
-from mttl.skills.attach import Placement, attach_kinds
+from mttl.skills.attach import Level, Placement, attach_levels
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.gated import GatedInventory
 
@@ -51,7 +51,7 @@ ADAPTER = Placement(adapter, ["attention", "mlp"], "block")
 def several(backbone: nn.Module, *placements: Placement) -> SkilledModel:
     slot = RoutingSlot()
     backbone.requires_grad_(False)
-    made = attach_kinds(backbone, placements, slot=slot, granularity="layer")
+    (made,) = attach_levels(backbone, [Level(placements, slot, "layer")])
     router = spread(PolytroponRouter(len(made.groups), 3, 1, K, relaxed=False))
     model = SkilledModel(backbone, router, slot).eval()
     for layer in model.skilled_layers().values():

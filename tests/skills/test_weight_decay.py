@@ -36,6 +36,7 @@ def test_of_a_backbone_decay_is_for_what_transformers_says(family):
     assert len(decayed(backbone)) > 5
 
 
+BIASES = ("up_bias", "down_bias")
 # What is a bias or a scale. Of a kind that is not here, that is a number of each skill's.
 VECTORS = {
     "ia3": {"difference"},
@@ -47,6 +48,7 @@ VECTORS = {
     "compacter": {"down_bias", "up_bias"},
     "sparse_adapter": {"down_bias", "up_bias"},
     "ladder": {"gates"},
+    "invertible": {f"{part}.{bias}" for part in ("first", "second") for bias in BIASES},
     "intrinsic": {"scales"},
     "diff_pruning": {"logits"},
 }

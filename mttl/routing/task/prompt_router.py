@@ -19,6 +19,7 @@ class PromptRouter(TaskRouter):
     lacks: ClassVar = {
         "tells_tasks_apart": "this router reads prompts, not tasks",
         "policies": "it reads prompts of text; set router.kind: polytropon, for example",
+        "stacks": "it mixes skills by prompt, so a task has no fixed weights",
         "packs": "it reads one prompt per sequence; remove data.packed_length",
         **dict.fromkeys(
             ("merges", "exports_lora"),

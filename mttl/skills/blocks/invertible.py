@@ -1,9 +1,10 @@
 """Invertible adapters of embeddings."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
@@ -13,7 +14,9 @@ from mttl.skills.blocks.feed_forward_experts import (
     FeedForwardExperts,
     activation_of,
 )
-from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged, Outputs, Weights
+from mttl.skills.inputs.prompt import has_encoder, text_reader
+from mttl.skills.inventory import NO_WEIGHTS, Inventory, Merged, Outputs, Weights, of_each
+from mttl.skills.skilled_layer import SkilledLayer
 
 
 class InvertibleInventory(Inventory):
@@ -24,8 +27,10 @@ class InvertibleInventory(Inventory):
     .. math:: o_1 = F(e_2) + e_1, \qquad o_2 = G(o_1) + e_2.
 
     F and G have a hidden layer. Mixtures average their parameters, so that `combine` has an exact
-    inverse for every mixture; a language model applies it before its output layer, which shares
-    weights with the embeddings. The second layers start at 0, so that fresh skills change nothing.
+    inverse for every mixture. An encoder or a decoder-only model whose output layer shares its
+    weight with the embeddings applies the inverse before that layer (AdapterHub: every model);
+    heads of tasks read the hidden states without it. The second layers start at 0, so that fresh
+    skills change nothing.
 
     Args:
         in_features: Entries of the vocabulary.
@@ -41,7 +46,7 @@ class InvertibleInventory(Inventory):
 
     lacks: ClassVar = NO_WEIGHTS
     section_defaults: ClassVar = {"targets": ["input"]}
-    attachment_point = "embedding"
+    attachment_point = "embedded"
     cut_by_heads = ()
     reads = "output"
 
@@ -92,3 +97,39 @@ class InvertibleInventory(Inventory):
         up, up_bias, down, down_bias = (part.to(h.dtype) for part in parts)
         hidden = self.activation(torch.baddbmm(up_bias.unsqueeze(1), h, up.mT))
         return torch.baddbmm(down_bias.unsqueeze(1), hidden, down.mT)
+
+
+class InvertibleEmbedding(SkilledLayer):
+    """The input embeddings with invertible skills."""
+
+    def forward(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L D"]:
+        embedded = self.base(ids)
+        return self.changed(embedded, embedded, *self.merge())
+
+    def inverse(self, y: Float[Tensor, "R L D"]) -> Float[Tensor, "R L D"]:
+        """Return the embeddings that the skills of the current routing map to ``y``."""
+        (routing, merged), skills = self.merge(), self.inventory
+        assert isinstance(skills, InvertibleInventory)
+        if routing.segments:
+            parts = zip(routing.tokens(y).split(routing.segments), of_each(merged), strict=True)
+            found = torch.cat([skills.inverse(own[None], one)[0] for own, one in parts])
+        else:
+            found = skills.inverse(routing.examples(y), merged)
+        return found.view_as(y)
+
+
+def put_inverse(backbone: Any) -> None:
+    """Apply the inverse before the output layer if it shares its weight with the embeddings."""
+    layer, output = text_reader(backbone).get_input_embeddings(), backbone.get_output_embeddings()
+    if has_encoder(backbone) or output is None or output.weight is not layer.weight:
+        return
+    while isinstance(layer, InvertibleEmbedding):  # from the outside in
+        # A partial function, since deep copies of the model copy its layers.
+        output.register_forward_pre_hook(partial(_inverted, layer))
+        layer = layer.base
+
+
+def _inverted(
+    layer: InvertibleEmbedding, _: nn.Module, given: tuple[Tensor, ...]
+) -> tuple[Tensor, ...] | None:
+    return (layer.inverse(given[0]), *given[1:]) if layer.slot.in_use else None

@@ -49,6 +49,7 @@ class LadderInventory(Inventory):
     internal = ("n_states",)
     lacks: ClassVar = {
         **NO_WEIGHTS,
+        "stacks": "it stands beside all blocks; use another kind of skill (adapter)",
         "compiles": "it reads the states between blocks by hooks; set backbone.compile: false, or "
         "use skills that change layers (lora, adapter …)",
     }

@@ -3,7 +3,7 @@
 The attention module computes queries, keys and values of the text, and passes them to an attention
 function together with an `AttentionPrefix`, whose keys come first. So caches hold only the text,
 rows may be repeated for beams, and positions do not change. The attention module must pass the
-argument ``prefix`` to that function, and the function must call `AttentionPrefix.attend`;
+argument ``prefixes`` to that function, and the function must call `AttentionPrefix.attend`;
 `mttl.models.prefixed_attention` provides both for transformers.
 """
 
@@ -220,4 +220,5 @@ class SkilledAttention(SkilledLayer):
             x = hidden_states(args, settings)
             opened = open_gates(routing.examples(x), *gates[1:])
             prefix.opened = opened.view(*x.shape[:2], 1)
-        return self.base(*args, prefix=prefix, **settings)
+        prefixes = (prefix, *settings.pop("prefixes", ()))
+        return self.base(*args, prefixes=prefixes, **settings)

@@ -39,6 +39,7 @@ class PromptInventory(Inventory):
     lacks: ClassVar = {
         **NO_WEIGHTS,
         "packs": ONE_TEXT,
+        "stacks": "two prompts cannot be stacked; use another kind of skill",
         "routes_tokens": "it adds positions, which token routers do not support; remove the "
         "section moe, or use skills that change layers (lora, ia3, adapter …)",
     }
@@ -72,10 +73,6 @@ class PromptInventory(Inventory):
 class SkilledEmbedding(SkilledLayer):
     """The input embeddings with prompts before them."""
 
-    @property
-    def weight(self) -> Tensor:
-        return self.base.weight  # type: ignore[return-value]
-
     def forward(self, ids: Int[Tensor, "R L"]) -> Float[Tensor, "R L D"]:
         return self.base(ids)
 
@@ -88,7 +85,7 @@ class SkilledEmbedding(SkilledLayer):
 
 def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return entries and features of the text-reading stack's embeddings, by path."""
-    stack = _reader(backbone)
+    stack = text_reader(backbone)
     if stack is None:
         return {}
     found = stack.get_input_embeddings()
@@ -101,7 +98,7 @@ def input_embeddings(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def put_prompts(backbone: nn.Module) -> None:
     """Register hooks that insert the prompts of the embeddings into the inputs of the stacks."""
-    stack = _reader(backbone)
+    stack = text_reader(backbone)
     stack.register_forward_pre_hook(_widen, with_kwargs=True)
     if has_encoder(backbone):
         backbone.get_decoder().register_forward_pre_hook(_show, with_kwargs=True)  # type: ignore[operator]
@@ -125,7 +122,8 @@ def last_stack(backbone: Any) -> Any:
     return next((one for one in found if one is not backbone and hasattr(one, "config")), None)
 
 
-def _reader(backbone: Any) -> Any:
+def text_reader(backbone: Any) -> Any:
+    """Return the stack that reads the text, or None if none is known."""
     stack = backbone.get_encoder() if has_encoder(backbone) else last_stack(backbone)
     return stack if hasattr(stack, "get_input_embeddings") else None
 

@@ -240,7 +240,8 @@ class SparseInventory(Inventory):
     def merge(self, weights: Weights) -> Merged:
         """Return the weights, or dense changes and the index of each example's change."""
         compared = self.mix == "auto" and _comparable(weights)
-        if self.mix == "deltas" or (compared and bool((weights == weights[:1]).all())):
+        equal = compared and (len(weights) == 1 or bool((weights == weights[:1]).all()))
+        if self.mix == "deltas" or equal:
             return self._dense(weights)
         return (weights,)  # the faster method depends on the length of the text
 
@@ -273,7 +274,7 @@ class SparseInventory(Inventory):
     def _dense(self, weights: Weights) -> Merged:
         """Return dense changes, and the index of each example's change."""
         which = torch.arange(len(weights), device=weights.device)
-        if _comparable(weights):
+        if len(weights) > 1 and _comparable(weights):
             rows, which = torch.unique(weights.flatten(1), dim=0, return_inverse=True)
             weights = rows.unflatten(1, weights.shape[1:])
             if len(weights) == len(which):  # all differ: keep the order

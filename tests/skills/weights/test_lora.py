@@ -20,7 +20,7 @@ from mttl.merging.low_rank_factors import mixture_factors
 from mttl.routing import AverageRouter, PrivateRouter, RoutingSlot, Tokens, TopKRouter
 from mttl.routing.token.choice import Assignment
 from mttl.skills import LoRAInventory
-from mttl.skills.attach import Placement, attach_kinds
+from mttl.skills.attach import Level, Placement, attach_levels
 from mttl.skills.gated import GatedInventory
 from mttl.skills.weights.lora import low_rank_linear
 
@@ -250,14 +250,10 @@ def test_what_a_start_subtracts_is_in_every_use(mix):
 def test_a_gate_lets_its_skills_start_and_loaded_skills_do_not():
     for fresh in (True, False):
         backbone = nn.Sequential(nn.Linear(6, 6))
-        attach_kinds(
-            backbone,
-            [Placement(
-                lambda i, o: GatedInventory(LoRAInventory(i, o, 2, rank=2, init="pissa")), ["0"]
-            )],
-            slot=RoutingSlot(),
-            fresh=fresh,
-        )  # fmt: skip
+        placement = Placement(
+            lambda i, o: GatedInventory(LoRAInventory(i, o, 2, rank=2, init="pissa")), ["0"]
+        )
+        attach_levels(backbone, [Level([placement], RoutingSlot(), fresh=fresh)])
         assert bool(backbone[0].inventory.skills.start_up.any()) == fresh
 
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
@@ -136,3 +137,12 @@ def test_supports_are_placed_by_the_names_of_weights():
     layers["0"].inventory = DenseInventory(4, 5, 2)
     with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
         place_supports(layers, again)
+
+
+@pytest.mark.parametrize("mix", ["auto", "deltas"])
+def test_one_example_is_merged_without_reading_its_weights(mix):
+    """They have no values in a memory plan."""
+    inventory = SparseInventory(I, O, K, mix=mix)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        changes, which = inventory.merge(torch.ones(1, 1, K))
+    assert (changes.shape, which.shape) == ((1, O, I), (1,))
