@@ -72,8 +72,8 @@ class HeadedEncoder:
             encoded, n_cut = self.encode(form, row.input, prefix)
             if n_cut and form.kind == "tree":
                 raise TaskError(
-                    f"the text {shown(row.input)} is longer than data.max_input_length "
-                    f"({self.max_length}), but any of its words may be a head; raise it"
+                    f"the text {shown(row.input)} is longer than {self.max_length} tokens, but any "
+                    "of its words may be a head; raise data.max_input_length, or --max-length"
                 )
             lost += [n_cut] * bool(n_cut)
             for name, value in (encoded._asdict() | {"labels": []}).items():
