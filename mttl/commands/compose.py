@@ -10,7 +10,6 @@ skill; `--out` then also writes head_1.safetensors, a skill for the composed mod
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +71,8 @@ def main(options: argparse.Namespace) -> None:
         with new_folder(options.out) as folder:
             write_model(folder, model, tokenizer, probe=not options.no_probe)
             for number, skill in enumerate(headed.values(), 1):
-                replace(skill, changes={}).save(folder / f"head_{number}.safetensors")
+                about = {"head": skill.about["head"]}
+                SparseSkill({}, about, skill.head).save(folder / f"head_{number}.safetensors")
         say(f"The model is in {options.out}")
 
 
@@ -98,7 +98,6 @@ def score(
     import torch
 
     from mttl.data.encode import TextEncoder
-    from mttl.data.headed import HeadedEncoder
     from mttl.inference.predictor import answer_texts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
@@ -111,19 +110,19 @@ def score(
     prefix = f"[{options.score}] " if options.prefix else ""
     with counting(make_console(stderr=True), "answering", len(rows)) as count:
         if form is not None and heads is not None:
-            encoder = HeadedEncoder(tokenizer, options.max_length)
-            task = HeadedTask(encoder, form, rows, heads, prefix)
+            task = HeadedTask(tokenizer, options.max_length, form, rows, heads, prefix)
             answers = task.answers(model, count.advance)
         else:
             generate: Any = model.generate
+            encoder = TextEncoder(
+                tokenizer,
+                decoder_only=is_decoder_only(model),
+                max_input_length=options.max_length,
+                max_output_length=options.max_output_length,
+            )
             answers = answer_texts(
                 lambda _, **settings: generate(**settings),
-                TextEncoder(
-                    tokenizer,
-                    decoder_only=is_decoder_only(model),
-                    max_input_length=options.max_length,
-                    max_output_length=options.max_output_length,
-                ),
+                encoder,
                 [prefix + row.input for row in rows],
                 decoder_only=is_decoder_only(model),
                 device=model.device,
@@ -158,12 +157,9 @@ def read_head(
     ((path, skill),) = headed.items()
     facts = check(SkillHead, skill.about.get("head"), f"'{path}', its head", CheckpointError)
     if facts.form.kind != form.kind:
-        raise ConfigError(
-            f"--score {task} needs a head of the kind {form.kind}, but that of '{path}' is of the "
-            f"kind {facts.form.kind}; use the skill of such a task"
-        )
-    heads = build_heads({task: facts.form}, [task], facts.settings, model)
-    assert heads is not None
+        needs = f"--score {task} needs a head of the kind {form.kind}"
+        raise ConfigError(f"{needs}, but that of '{path}' is of the kind {facts.form.kind}")
+    heads: Any = build_heads({task: facts.form}, [task], facts.settings, model)
     with raised_as(CheckpointError, f"the head of '{path}' does not fit the model", RuntimeError):
         heads.load_state_dict(skill.head)
     return heads

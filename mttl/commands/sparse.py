@@ -115,13 +115,12 @@ def main(options: argparse.Namespace) -> None:
     else:
         parts = []
         for task, path in tasks:
-            skill = None
-            if path:
-                skill = SparseSkill.load(path)
-                composition.apply(path, skill)  # checks it
-                composition.remove(path)
-            parts.append((task_objective(options, gym, task, model, tokenizer, heads), skill))
-        objective = SourceTasks(model, parts) if len(parts) > 1 or parts[0][1] else parts[0][0]
+            skill = SparseSkill.load(path) if path else SparseSkill({})
+            composition.apply(path, skill)  # checks it
+            composition.remove(path)
+            own = task_objective(options, gym, task, model, tokenizer, heads)
+            parts.append((own, skill.changes))
+        objective = SourceTasks(model, parts)
     maskable = maskable_names(model, freeze_norms=options.freeze_norms, freeze=options.freeze)
     ticket = LotteryTicket(model, maskable, objective, settings, heads)
     if saved is not None:
@@ -170,7 +169,6 @@ def task_objective(
 ) -> "Objective":
     """Return the training objective of a task."""
     from mttl.data.encode import TextEncoder
-    from mttl.data.headed import HeadedEncoder
     from mttl.models.backbone import is_decoder_only
     from mttl.sparse.objectives import TaskObjective
     from mttl.sparse.source_tasks import HeadedTask
@@ -178,8 +176,7 @@ def task_objective(
     prefix = f"[{task}] " if options.prefix else ""
     rows = gym.rows(task, "train", options.sample)
     if (form := gym.head(task)) is not None and heads is not None:
-        encoder = HeadedEncoder(tokenizer, options.max_length)
-        return HeadedTask(encoder, form, rows, heads, prefix)
+        return HeadedTask(tokenizer, options.max_length, form, rows, heads, prefix)
     encoder = TextEncoder(
         tokenizer,
         decoder_only=is_decoder_only(model),

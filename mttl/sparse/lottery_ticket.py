@@ -33,6 +33,7 @@ References:
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -79,7 +80,7 @@ class LotteryTicket:
     ) -> None:
         self.model = model
         self.head = nn.Module() if head is None else head
-        self._mark_head()
+        self._head_start = deepcopy(self.head.state_dict())
         self.objective = objective
         self.settings = settings
         self.step = 0  # within the phase, or within the current round of the first phase
@@ -142,14 +143,14 @@ class LotteryTicket:
         self.step += 1
         if isinstance(tuning, FullTuning) and (self.round, self.step) == (0, self.settings.rewind):
             tuning.mark()
-            self._mark_head()
+            self._head_start = deepcopy(self.head.state_dict())
         if self.step == self.settings.steps[self.phase]:
             if not isinstance(tuning, FullTuning):
                 self.phase = "done"
                 return
             self.round += 1
             if self.settings.schedule == "cubic":  # trained values are kept
-                self._mark_head()
+                self._head_start = deepcopy(self.head.state_dict())
             support = tuning.rewind(self.round)
             if self.round == self.settings.rounds:
                 self._begin_sparse(support)
@@ -171,7 +172,7 @@ class LotteryTicket:
                 support = {n: torch.arange(x.numel(), device=x.device) for n, x in starts.items()}
             about = {**(about or {}), "form": self.settings.form}
             skill = SparseSkill.between(starts, self._parameters, support, about, originals)
-        return replace(skill, head=_copy(self.head))
+        return replace(skill, head=deepcopy(self.head.state_dict()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after this step, for `load_state_dict`."""
@@ -182,7 +183,7 @@ class LotteryTicket:
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "random": torch.get_rng_state(),
-            "head": [_copy(self.head), self._head_start],
+            "head": [deepcopy(self.head.state_dict()), self._head_start],
         }
         if torch.cuda.is_available():
             state["device_random"] = torch.cuda.get_rng_state()
@@ -271,10 +272,6 @@ class LotteryTicket:
         self._optimizer.zero_grad()  # of the head
         self.last_loss = torch.stack(losses).mean()
 
-    def _mark_head(self) -> None:
-        """Set the head's values as those of its next start."""
-        self._head_start = _copy(self.head)
-
     def _rows(self) -> list[int]:
         """Return the rows of a step, in a random order per epoch."""
         n, size = self.objective.n_rows, self.settings.batch_size
@@ -283,10 +280,6 @@ class LotteryTicket:
 
     def _seed(self) -> int:
         return (self.settings.seed * 1_000_003 + self.n_done) % 2**63
-
-
-def _copy(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
+from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import pad_id_of
 from mttl.data.encode import PromptPrefix
@@ -16,7 +17,7 @@ from mttl.inference.predictor import batches_by_length
 from mttl.models.backbone import hidden_states
 from mttl.models.headed import INPUTS
 from mttl.sparse.lottery_ticket import Objective
-from mttl.sparse.skill_file import SparseSkill
+from mttl.sparse.skill_file import SparseChange
 from mttl.tasks.head_form import HeadForm
 from mttl.tasks.rows import Row
 from mttl.training.loss import global_mean
@@ -26,7 +27,8 @@ class HeadedTask:
     """Rows of a task with a head: their losses, and the head's answers.
 
     Args:
-        encoder: Encoder of inputs.
+        tokenizer: Tokenizer of the model.
+        max_length: Maximum ids of an input.
         form: Head of the task; an answer that does not fit it is a `TaskError`.
         rows: Rows, whose first answer is the target.
         heads: A single head.
@@ -35,17 +37,19 @@ class HeadedTask:
 
     def __init__(
         self,
-        encoder: HeadedEncoder,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
         form: HeadForm,
         rows: Sequence[Row],
         heads: TaskHeads,
         prefix: str = "",
     ) -> None:
         n = self.n_rows = len(rows)
+        encoder = HeadedEncoder(tokenizer, max_length)
         columns = encoder.columns([form] * n, rows, [PromptPrefix(prefix)] * n, [])
         columns |= {"references": [row.outputs for row in rows], "task_id": [0] * n}
         self._rows = [{name: values[i] for name, values in columns.items()} for i in range(n)]
-        self._heads, self._collate = heads, HeadedCollator(pad_id_of(encoder.tokenizer))
+        self._heads, self._collate = heads, HeadedCollator(pad_id_of(tokenizer))
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
         """Return the mean loss per word or text; the seed has no effect."""
@@ -86,28 +90,28 @@ class SourceTasks:
 
     Args:
         model: Network to which the skills belong.
-        tasks: Objective and skill of each task.
+        tasks: Objective of each task, and the changes of its skill.
 
     References:
         Ansell et al., arXiv:2110.07560, multi-source training.
     """
 
     def __init__(
-        self, model: nn.Module, tasks: Sequence[tuple[Objective, SparseSkill | None]]
+        self, model: nn.Module, tasks: Sequence[tuple[Objective, Mapping[str, SparseChange]]]
     ) -> None:
-        self._tasks = [(_Loss(model, objective), skill) for objective, skill in tasks]
+        self._tasks = [(_Loss(model, objective), changes) for objective, changes in tasks]
         self.n_rows = sum(objective.n_rows for objective, _ in tasks)
 
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
         """Return the mean loss of some rows, which are numbered through all tasks."""
-        first, total = 0, torch.zeros((), device=next(model.parameters()).device)
-        for task, skill in self._tasks:
+        first, losses = 0, []
+        for task, changes in self._tasks:
             n = task.objective.n_rows
             if own := [row - first for row in rows if first <= row < first + n]:
-                weights = {} if skill is None else _with_skill(model, skill)
-                total = total + len(own) * functional_call(task, weights, (own, seed))
+                loss = functional_call(task, _changed(model, changes), (own, seed))
+                losses.append(len(own) / len(rows) * loss)
             first += n
-        return total / len(rows)
+        return torch.stack(losses).sum()
 
 
 class _Loss(nn.Module):
@@ -121,10 +125,10 @@ class _Loss(nn.Module):
         return self.objective.loss(self.model, rows, seed)
 
 
-def _with_skill(model: nn.Module, skill: SparseSkill) -> dict[str, Tensor]:
-    """Return the changed weights, as functions of the model's."""
+def _changed(model: nn.Module, changes: Mapping[str, SparseChange]) -> dict[str, Tensor]:
+    """Return the weights with changes, as functions of the model's."""
     found = {}
-    for name, change in skill.changes.items():
+    for name, change in changes.items():
         value = model.get_parameter(name)
         places, values = change.indices.to(value.device), change.values.to(value.device)
         found[f"model.{name}"] = value.flatten().index_add(0, places, values).view(value.shape)

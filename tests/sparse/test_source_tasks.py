@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
-from mttl.data.headed import HeadedEncoder
 from mttl.heads.task_heads import TaskHeads
 from mttl.heads.token_head import TokenHead
 from mttl.models.backbone import freeze_unread, load_tokenizer
@@ -27,7 +26,6 @@ TEXTS = [
     [("four", "B"), ("x one", "O A")],
 ]
 TOKENIZER = load_tokenizer("byte")
-ENCODER = HeadedEncoder(TOKENIZER, 40)
 
 
 def rows(part):
@@ -120,10 +118,11 @@ def test_both_phases_are_those_of_the_authors_code(n_sources):
     masks, start, end = theirs(model, head, maskable, parts, skills)
 
     heads, fresh = TaskHeads([head]), copy.deepcopy(model)
-    tasks = [HeadedTask(ENCODER, form, rows(part), heads) for part in parts]
+    tasks = [HeadedTask(TOKENIZER, 40, form, rows(part), heads) for part in parts]
     objective = tasks[0]
     if n_sources > 1:
-        objective = SourceTasks(model, list(zip(tasks, skills, strict=True)))
+        changes = [skill.changes for skill in skills]
+        objective = SourceTasks(model, list(zip(tasks, changes, strict=True)))
     sizes = {"full_steps": STEPS[0], "sparse_steps": STEPS[1], "batch_size": objective.n_rows}
     settings = LotterySettings(density=DENSITY, lr=LR, **sizes)
     ticket = LotteryTicket(model, maskable, objective, settings, heads)
