@@ -4,16 +4,18 @@ mttl compose --model t5-small --skills french.safetensors task.safetensors --out
 mttl compose --model t5-small --skills french.safetensors task.safetensors --score verb_past
 
 FILE=WEIGHT scales a skill: task.safetensors=0.5. Files of other models are rejected with a list of
-differences. The order of the skills has no effect.
+differences. The order of the skills has no effect. A task with a head is answered by that of a
+skill; `--out` then also writes head_1.safetensors, a skill for the composed model.
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.files import new_folder
 from mttl.io.reading import require_file
 from mttl.runtime.command import make_console, say
@@ -23,6 +25,10 @@ from mttl.tasks.folder import SPLITS, Gym
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers import PreTrainedTokenizerBase as Tokenizer
+
+    from mttl.heads.task_heads import TaskHeads
+    from mttl.sparse.skill_file import SparseSkill
+    from mttl.tasks.head_form import HeadForm
 
 
 def _declare(parser: CommandParser) -> None:
@@ -54,14 +60,19 @@ def main(options: argparse.Namespace) -> None:
 
     model = load_pretrained(options.model)
     tokenizer = load_tokenizer(options.tokenizer or options.model)
-    composition = SparseComposition(model)
+    composition, headed = SparseComposition(model), {}
     for path, weight in skills:
-        composition.apply(str(path), SparseSkill.load(path), weight=weight)
+        skill = SparseSkill.load(path)
+        composition.apply(str(path), skill, weight=weight)
+        headed |= {str(path): skill} if skill.head else {}  # skills with a head
     if gym is not None:
-        score(options, gym, model, tokenizer)
+        score(options, gym, model, tokenizer, headed)
     if options.out is not None:
         with new_folder(options.out) as folder:
             write_model(folder, model, tokenizer, probe=not options.no_probe)
+            for number, skill in enumerate(headed.values(), 1):
+                about = {"head": skill.about["head"]}
+                SparseSkill({}, about, skill.head).save(folder / f"head_{number}.safetensors")
         say(f"The model is in {options.out}")
 
 
@@ -77,40 +88,78 @@ def read_weight(given: str) -> tuple[Path, float]:
 
 
 def score(
-    options: argparse.Namespace, gym: Gym, model: "PreTrainedModel", tokenizer: "Tokenizer"
+    options: argparse.Namespace,
+    gym: Gym,
+    model: "PreTrainedModel",
+    tokenizer: "Tokenizer",
+    headed: "Mapping[str, SparseSkill]",
 ) -> None:
-    """Answer a task and print its score."""
+    """Answer a task and print its score; ``headed`` are the skills with a head."""
     import torch
 
     from mttl.data.encode import TextEncoder
     from mttl.inference.predictor import answer_texts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
+    from mttl.sparse.source_tasks import HeadedTask
 
-    rows = gym.rows(options.score, options.split, options.sample)
-    encoder = TextEncoder(
-        tokenizer,
-        decoder_only=is_decoder_only(model),
-        max_input_length=options.max_length,
-        max_output_length=options.max_output_length,
-    )
+    rows, form = gym.rows(options.score, options.split, options.sample), gym.head(options.score)
     if torch.cuda.is_available():
         torch.nn.Module.cuda(model)
-    generate: Any = model.generate
+    heads = read_head(options.score, form, model, headed)
     prefix = f"[{options.score}] " if options.prefix else ""
     with counting(make_console(stderr=True), "answering", len(rows)) as count:
-        answers = answer_texts(
-            lambda _, **settings: generate(**settings),
-            encoder,
-            [prefix + row.input for row in rows],
-            decoder_only=is_decoder_only(model),
-            device=model.device,
-            on_rows=count.advance,
-            max_new_tokens=options.max_output_length,
-            do_sample=False,
-        )
+        if form is not None and heads is not None:
+            task = HeadedTask(tokenizer, options.max_length, form, rows, heads, prefix)
+            answers = task.answers(model, count.advance)
+        else:
+            generate: Any = model.generate
+            encoder = TextEncoder(
+                tokenizer,
+                decoder_only=is_decoder_only(model),
+                max_input_length=options.max_length,
+                max_output_length=options.max_output_length,
+            )
+            answers = answer_texts(
+                lambda _, **settings: generate(**settings),
+                encoder,
+                [prefix + row.input for row in rows],
+                decoder_only=is_decoder_only(model),
+                device=model.device,
+                on_rows=count.advance,
+                max_new_tokens=options.max_output_length,
+                do_sample=False,
+            )
     metric = gym.metric(options.score)
     whole = [row.outputs for row in rows], [row.source for row in rows]
     value = 100 * score_answers(metric, answers, *whole)
     shown = f"{options.score}, {options.split} rows: {metric} {value:.1f} % of {len(rows)}"
     make_console().print(shown)
+
+
+def read_head(
+    task: str,
+    form: "HeadForm | None",
+    model: "PreTrainedModel",
+    headed: "Mapping[str, SparseSkill]",
+) -> "TaskHeads | None":
+    """Return the head for a task from the only skill with one; None for generated answers."""
+    from mttl.assembly.build_heads import build_heads
+    from mttl.config.heads_schema import Heads
+    from mttl.io.record import check
+    from mttl.sparse.skill_file import SkillHead
+
+    if form is None:
+        return build_heads({}, [task], Heads(), model)
+    if len(headed) != 1:
+        have = f"heads are in {', '.join(headed)}" if headed else "no skill has a head"
+        raise ConfigError(f"--score {task} needs --skills with one head, but {have}")
+    ((path, skill),) = headed.items()
+    facts = check(SkillHead, skill.about.get("head"), f"'{path}', its head", CheckpointError)
+    if facts.form.kind != form.kind:
+        needs = f"--score {task} needs a head of the kind {form.kind}"
+        raise ConfigError(f"{needs}, but that of '{path}' is of the kind {facts.form.kind}")
+    heads: Any = build_heads({task: facts.form}, [task], facts.settings, model)
+    with raised_as(CheckpointError, f"the head of '{path}' does not fit the model", RuntimeError):
+        heads.load_state_dict(skill.head)
+    return heads

@@ -3,10 +3,13 @@
 mttl sparse --model t5-small --task verb_past --gym data/lexical --out verb_past.safetensors
 mttl sparse --model bert-base-cased --text mine.txt --l1 0.1 --freeze-norms --out mine.safetensors
 mttl compose --model t5-small --skills verb_past.safetensors --out models/composed
+mttl sparse --model DIR --gym gym --task ner_fr --on fr.safetensors --out ner.safetensors
+mttl sparse --model DIR --gym gym --task ner_fr=fr.safetensors ner_de=de.safetensors --out ner.…
 
 Training has two phases: all weights are trained, the entries that changed most are selected, the
 weights are reset, and only these entries are trained. `--on` adds existing skills first, to train a
-task on top of a language. After Ctrl-C, repeat the command with --resume.
+task on top of a language. The head of a task (kind: tokens, label or tree) is trained densely, and
+saved in the skill's file. After Ctrl-C, repeat the command with --resume.
 """
 
 import argparse
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, get_args
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command, positive
-from mttl.io.errors import CheckpointError, ConfigError, nearest
+from mttl.io.errors import CheckpointError, ConfigError, TaskError, nearest
 from mttl.io.reading import read_text, require_file
 from mttl.plugins.describe import sentences
 from mttl.plugins.part_settings import OneOf
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from mttl.heads.task_heads import TaskHeads
     from mttl.sparse.lottery_ticket import Objective
+    from mttl.sparse.skill_file import SkillHead
 
 SETTINGS = dataclasses.fields(LotterySettings)
 
@@ -38,7 +43,8 @@ def _declare(parser: CommandParser) -> None:
     parser.add_model()
     read = parser.read
     what = read.add_mutually_exclusive_group(required=True)
-    what.add_argument("--task", help="task to learn")
+    help = "task to learn; several tasks each on top of their own skill"
+    what.add_argument("--task", nargs="+", metavar="TASK[=FILE]", help=help)
     what.add_argument("--text", nargs="+", metavar="FILE", help="text files to learn, line by line")
     add = read.add_argument
     add("--mask", help="mask token of an encoder–decoder whose tokenizer has none")
@@ -76,36 +82,51 @@ def main(options: argparse.Namespace) -> None:
         raise ConfigError(f"--{name.replace('_', '-')} {rest}") from error
     for path in options.text or ():
         require_file(path, ConfigError)
-    for path in options.on:
+    tasks = [tuple(one.partition("=")[::2]) for one in options.task or ()]
+    for path in [*options.on, *(path for _, path in tasks if path)]:
         require_file(path, CheckpointError)
     gym = None
-    if options.task is not None:
-        gym = gym_with(options.gym, [options.task], "train", [options.sample])
+    if tasks:
+        gym = gym_with(options.gym, [task for task, _ in tasks], "train", [options.sample])
     import torch
 
+    from mttl.io.record import as_row
     from mttl.models.backbone import load_pretrained, load_tokenizer
     from mttl.sparse.composition import SparseComposition
     from mttl.sparse.loop import load_state, run_steps
     from mttl.sparse.lottery_ticket import LotteryTicket
     from mttl.sparse.skill_file import SparseSkill
+    from mttl.sparse.source_tasks import SourceTasks
 
     apart = ("out", "resume", "save_every", "arguments")
     about = {key: value for key, value in vars(options).items() if key not in apart}
     saved = load_state(state, about, resume=options.resume)
     torch.manual_seed(options.seed)
     model: torch.nn.Module = load_pretrained(options.model)
+    if torch.cuda.is_available():
+        torch.nn.Module.cuda(model)
     tokenizer = load_tokenizer(options.tokenizer or options.model)
-    objective = make_objective(options, gym, model, tokenizer)
+    facts, heads = new_head(gym, [task for task, _ in tasks], model) if gym else (None, None)
     composition = SparseComposition(model)
     for path in options.on:
         composition.apply(path, SparseSkill.load(path))
-    if torch.cuda.is_available():
-        torch.nn.Module.cuda(model)
+    if gym is None:
+        objective = text_objective(options, model, tokenizer)
+    else:
+        parts = []
+        for task, path in tasks:
+            skill = SparseSkill.load(path) if path else SparseSkill({})
+            composition.apply(path, skill)  # checks it
+            composition.remove(path)
+            own = task_objective(options, gym, task, model, tokenizer, heads)
+            parts.append((own, skill.changes))
+        objective = SourceTasks(model, parts)
     maskable = maskable_names(model, freeze_norms=options.freeze_norms, freeze=options.freeze)
-    ticket = LotteryTicket(model, maskable, objective, settings)
+    ticket = LotteryTicket(model, maskable, objective, settings, heads)
     if saved is not None:
         ticket.load_state_dict(saved)
     run_steps(ticket, state, about, make_console(stderr=True), save_every=options.save_every)
+    about |= {} if facts is None else {"head": as_row(facts)}
     skill = ticket.skill(about, originals=composition.originals)
     skill.save(out)
     state.unlink(missing_ok=True)
@@ -117,38 +138,67 @@ def main(options: argparse.Namespace) -> None:
     )
 
 
-def make_objective(
+def new_head(
+    gym: Gym, tasks: list[str], model: "nn.Module"
+) -> "tuple[SkillHead | None, TaskHeads | None]":
+    """Return a new head for all tasks; None if they generate their answers."""
+    from mttl.assembly.build_heads import build_heads, task_heads
+    from mttl.config.heads_schema import Heads
+    from mttl.models.backbone import freeze_unread
+    from mttl.sparse.skill_file import SkillHead
+
+    forms, settings = task_heads(gym, tasks), Heads()
+    if not forms:
+        return None, build_heads({}, tasks, settings, model)
+    if len(kinds := {form.kind for form in forms.values()}) > 1:
+        raise TaskError(f"--task: heads of the kinds {', '.join(sorted(kinds))}; use one kind")
+    labels = list(dict.fromkeys(label for form in forms.values() for label in form.labels))
+    form = forms[tasks[0]].model_copy(update={"labels": labels})
+    freeze_unread(model)
+    heads = build_heads({"": form}, [""], settings, model)
+    return SkillHead(form=form, settings=settings), heads
+
+
+def task_objective(
     options: argparse.Namespace,
-    gym: Gym | None,
+    gym: Gym,
+    task: str,
     model: "nn.Module",
     tokenizer: "PreTrainedTokenizerBase",
+    heads: "TaskHeads | None",
 ) -> "Objective":
-    """Return the training objective."""
+    """Return the training objective of a task."""
     from mttl.data.encode import TextEncoder
+    from mttl.models.backbone import is_decoder_only
+    from mttl.sparse.objectives import TaskObjective
+    from mttl.sparse.source_tasks import HeadedTask
+
+    prefix = f"[{task}] " if options.prefix else ""
+    rows = gym.rows(task, "train", options.sample)
+    if (form := gym.head(task)) is not None and heads is not None:
+        return HeadedTask(tokenizer, options.max_length, form, rows, heads, prefix)
+    encoder = TextEncoder(
+        tokenizer,
+        decoder_only=is_decoder_only(model),
+        max_input_length=options.max_length,
+        max_output_length=options.max_output_length,
+    )
+    return TaskObjective(encoder, [(prefix + row.input, row.outputs[0]) for row in rows])
+
+
+def text_objective(
+    options: argparse.Namespace, model: "nn.Module", tokenizer: "PreTrainedTokenizerBase"
+) -> "Objective":
+    """Return the training objective of raw text."""
     from mttl.models.backbone import is_decoder_only, is_encoder
-    from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
+    from mttl.sparse.objectives import CausalText, MaskedText, RestoredText
 
     both_ways, decoder_only = is_encoder(model), is_decoder_only(model)
-    problems = {
-        "--task needs a model that generates answers": both_ways and gym is not None,
-        f"--model '{options.model}' has no trained output layer for masked tokens": both_ways
-        and model.get_output_embeddings() is None,  # type: ignore[operator]
-        "--mask is only for encoder–decoder models; remove it": options.mask is not None
-        and gym is None
-        and (decoder_only or both_ways),
-    }
-    if found := next((problem for problem, wrong in problems.items() if wrong), None):
-        raise ConfigError(found)
-    if gym is not None:
-        encoder = TextEncoder(
-            tokenizer,
-            decoder_only=decoder_only,
-            max_input_length=options.max_length,
-            max_output_length=options.max_output_length,
-        )
-        prefix = f"[{options.task}] " if options.prefix else ""
-        rows = gym.rows(options.task, "train", options.sample)
-        return TaskObjective(encoder, [(prefix + row.input, row.outputs[0]) for row in rows])
+    if both_ways and model.get_output_embeddings() is None:  # type: ignore[operator]
+        problem = "has no trained output layer for masked tokens"
+        raise ConfigError(f"--model '{options.model}' {problem}")
+    if options.mask is not None and (decoder_only or both_ways):
+        raise ConfigError("--mask is only for encoder–decoder models; remove it")
     texts = [read_text(path, ConfigError) for path in options.text]
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     if not (decoder_only or both_ways):
@@ -158,7 +208,7 @@ def make_objective(
 
 
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
-    """Return the trainable parameters: all except frozen norms and patterns."""
+    """Return the parameters to train: all except unread ones, frozen norms and patterns."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     if freeze_norms:
@@ -171,7 +221,8 @@ def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str])
                 f"--freeze '{pattern}' matches no parameter.{nearest(pattern, names)}"
             )
         frozen |= found
-    left = [name for name in names if name not in frozen]
+    read = {name for name, value in model.named_parameters() if value.requires_grad}
+    left = [name for name in names if name in read - frozen]
     if not left:
         raise ConfigError("--freeze matches all parameters; leave some to train")
     return left

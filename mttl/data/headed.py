@@ -99,8 +99,8 @@ class HeadedEncoder:
         lost = sum(map(len, pieces[len(starts) :]))
         if lost and form.kind == "tree":
             raise TaskError(
-                f"the text {shown(text)} is longer than data.max_input_length "
-                f"({self.max_length}), but any of its words may be a head; raise it"
+                f"the text {shown(text)} is longer than {self.max_length} tokens, but any of its "
+                "words may be a head; raise data.max_input_length, or --max-length"
             )
         return HeadedRow([*ids, *self.after], starts, 0), lost
 

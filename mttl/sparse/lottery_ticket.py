@@ -21,6 +21,9 @@ Optimizer and learning rate restart in the second phase. Both phases add the pen
 :math:`\lambda \lVert\theta - \theta_0\rVert_1 / N` to the loss, with N maskable parameters. Random
 supports skip the first phase; for Fisher information it only computes gradients of examples.
 
+The head of a task is trained densely in both phases. As the maskable entries, it returns to its
+start before each phase and round, as in the authors' code.
+
 References:
     Ansell, Ponti, Korhonen and Vulić, *Composable Sparse Fine-Tuning for Cross-Lingual Transfer*,
     ACL 2022, arXiv:2110.07560. Frankle and Carbin, *The Lottery Ticket Hypothesis: Finding Sparse,
@@ -30,6 +33,8 @@ References:
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -60,7 +65,7 @@ class LotteryTicket:
     """The two phases of sparse fine-tuning, step by step.
 
     The network is that to which the skill will be applied. It changes in place, and parameters that
-    are not ``maskable`` are frozen.
+    are not ``maskable`` are frozen. The objective uses the ``head``, if there is one.
     """
 
     phase: str  # "full", "sparse" or "done"
@@ -71,8 +76,11 @@ class LotteryTicket:
         maskable: Sequence[str],
         objective: Objective,
         settings: LotterySettings,
+        head: nn.Module | None = None,
     ) -> None:
         self.model = model
+        self.head = nn.Module() if head is None else head
+        self._head_start = deepcopy(self.head.state_dict())
         self.objective = objective
         self.settings = settings
         self.step = 0  # within the phase, or within the current round of the first phase
@@ -126,6 +134,7 @@ class LotteryTicket:
     def advance(self) -> None:
         """Run one step; after the last step of a phase, start the next phase."""
         self.model.train()
+        self.head.train()
         tuning = self._tuning
         if isinstance(tuning, FullTuning) and self.settings.criterion == "fisher":
             self._read_gradients(tuning)
@@ -134,11 +143,14 @@ class LotteryTicket:
         self.step += 1
         if isinstance(tuning, FullTuning) and (self.round, self.step) == (0, self.settings.rewind):
             tuning.mark()
+            self._head_start = deepcopy(self.head.state_dict())
         if self.step == self.settings.steps[self.phase]:
             if not isinstance(tuning, FullTuning):
                 self.phase = "done"
                 return
             self.round += 1
+            if self.settings.schedule == "cubic":  # trained values are kept
+                self._head_start = deepcopy(self.head.state_dict())
             support = tuning.rewind(self.round)
             if self.round == self.settings.rounds:
                 self._begin_sparse(support)
@@ -153,12 +165,14 @@ class LotteryTicket:
         if not isinstance(self._tuning, SparseTuning):
             raise RuntimeError("there is no skill yet, because the second phase has not begun")
         if not self._starts:
-            return self._tuning.skill(about, originals=originals)
-        support = self._tuning.support
-        if self.settings.form == "masked":
-            support = {n: torch.arange(x.numel(), device=x.device) for n, x in self._starts.items()}
-        about = {**(about or {}), "form": self.settings.form}
-        return SparseSkill.between(self._starts, self._parameters, support, about, originals)
+            skill = self._tuning.skill(about, originals=originals)
+        else:
+            support, starts = self._tuning.support, self._starts
+            if self.settings.form == "masked":
+                support = {n: torch.arange(x.numel(), device=x.device) for n, x in starts.items()}
+            about = {**(about or {}), "form": self.settings.form}
+            skill = SparseSkill.between(starts, self._parameters, support, about, originals)
+        return replace(skill, head=deepcopy(self.head.state_dict()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after this step, for `load_state_dict`."""
@@ -169,6 +183,7 @@ class LotteryTicket:
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "random": torch.get_rng_state(),
+            "head": [deepcopy(self.head.state_dict()), self._head_start],
         }
         if torch.cuda.is_available():
             state["device_random"] = torch.cuda.get_rng_state()
@@ -191,6 +206,8 @@ class LotteryTicket:
                 for name, value in self._tuning.entries.items():
                     value.copy_(state["values"][name])
             self._tuning.write()
+        values, self._head_start = state["head"]
+        self.head.load_state_dict(values)
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         self.phase, self.step, self.round = state["phase"], state["step"], state["round"]
@@ -211,7 +228,9 @@ class LotteryTicket:
 
     def _begin_optimizer(self, lr: float) -> None:
         n_steps = self.settings.steps[self.phase]
-        self._optimizer = AdamW(self._tuning.parameters(), lr=lr, weight_decay=0.0)
+        self.head.load_state_dict(self._head_start)
+        self._trained = [*self._tuning.parameters(), *self.head.parameters()]
+        self._optimizer = AdamW(self._trained, lr=lr, weight_decay=0.0)
         warmup = int(exact_fraction(self.settings.warmup, n_steps))
         factor = learning_rate_factor("linear", warmup, n_steps)
         self._schedule = LambdaLR(self._optimizer, factor)
@@ -231,7 +250,7 @@ class LotteryTicket:
         if full:
             full.mask_gradients()
         if self.settings.gradient_clip_val is not None:
-            nn.utils.clip_grad_norm_(tuning.parameters(), self.settings.gradient_clip_val)
+            nn.utils.clip_grad_norm_(self._trained, self.settings.gradient_clip_val)
         if full and not gradual:
             full.before_step(rate)
         self._optimizer.step()
@@ -243,12 +262,14 @@ class LotteryTicket:
 
     def _read_gradients(self, tuning: FullTuning) -> None:
         self.model.eval()  # without dropout
+        self.head.eval()
         losses = []
         for row in self._rows():
             loss = self.objective.loss(self.model, [row], self._seed())
             loss.backward()
             tuning.add_example()
             losses.append(loss.detach())
+        self._optimizer.zero_grad()  # of the head
         self.last_loss = torch.stack(losses).mean()
 
     def _rows(self) -> list[int]:

