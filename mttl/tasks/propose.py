@@ -82,8 +82,8 @@ class _Column:
 
     @property
     def is_prose(self) -> bool:
-        """True for texts of three words and more on average, unlike names and numbers."""
-        return self.kinds == {str} and not self.is_class and self.n_words >= 3 * self.n_rows
+        """True for texts of four words and more on average, unlike names and numbers."""
+        return self.kinds == {str} and self.n_words >= 4 * self.n_rows
 
     @property
     def is_list(self) -> bool:
