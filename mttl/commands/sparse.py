@@ -152,6 +152,8 @@ def new_head(
         return None, build_heads({}, tasks, settings, model)
     if len(kinds := {form.kind for form in forms.values()}) > 1:
         raise TaskError(f"--task: heads of the kinds {', '.join(sorted(kinds))}; use one kind")
+    if "text" in kinds:
+        raise TaskError(f"--task {tasks[0]} is raw text; give its file with --text FILE")
     labels = list(dict.fromkeys(label for form in forms.values() for label in form.labels))
     form = forms[tasks[0]].model_copy(update={"labels": labels})
     freeze_unread(model)

@@ -27,8 +27,7 @@ from mttl.models.generation import search_file
 from mttl.runtime.version import VERSION
 
 Kind = Literal[
-    *("model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"),
-    *("TOKEN_CLS", "SEQ_CLS"),
+    "model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills", "TOKEN_CLS", "SEQ_CLS"
 ]
 # By PEFT's type of a task, the class of transformers and its pipeline.
 _CLASSIFIERS = {
@@ -365,7 +364,7 @@ class PromptExport:
     tokenizer: PreTrainedTokenizerBase
     forms: Mapping[str, PromptForm]
     decoder_only: bool
-    generation: GenerationConfig | None
+    generation: GenerationConfig
     search: Mapping[str, Any]
     dtype: str
     raw: str = ""
@@ -378,7 +377,7 @@ class PromptExport:
             tokenizer=run.tokenizer,
             forms=dict.fromkeys(tasks, run.form),
             decoder_only=is_decoder_only(backbone),
-            generation=getattr(backbone, "generation_config", None),
+            generation=getattr(backbone, "generation_config", None) or GenerationConfig(),
             search=run.search,
             dtype=str(backbone.dtype).removeprefix("torch."),
             raw=text_class(run),

@@ -74,7 +74,7 @@ def catalogues(folder: Path) -> dict[str, list[str]]:
                 if place is None or place[1] not in found:
                     continue
                 for message in read_mo(io.BytesIO(content.read(name))):
-                    forms = message.string if message.id else ()
+                    forms = (message.string or ()) if message.id else ()
                     for text in [forms] if isinstance(forms, str) else forms:
                         found[place[1]].update(sentences(text))
     return {language: sorted(texts) for language, texts in found.items()}
