@@ -146,7 +146,8 @@ class Routing:
             raise ValueError(
                 f"a layer with skills received {n_rows} rows for {self.n_rows} task ids (or "
                 f"{self.n_rows * self.expansion} rows with {self.expansion} beams). Pass one task "
-                "id per example, and generate through SkilledModel.generate"
+                "id per example, generate through SkilledModel.generate, and choose other targets "
+                "for DeBERTa, whose keys and queries also read positions"
             )
 
 

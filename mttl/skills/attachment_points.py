@@ -20,23 +20,26 @@ from mttl.skills.skilled_layer import (
 from mttl.skills.targets import linear_features, linear_places, members
 
 # Attribute names in T5, BART, Llama, GPT-2, GPT-NeoX and similar models.
-HEAD_SIZES = ("v_head_dim", "head_dim", "key_value_proj_dim", "head_size")
-OUTPUTS = ("o", "o_proj", "out_proj", "c_proj", "dense")
+HEAD_SIZES = ("v_head_dim", "head_dim", "key_value_proj_dim", "head_size", "attention_head_size")
+OUTPUTS = ("o", "o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo")
 
 
 def _attention_modules(
     backbone: nn.Module,
 ) -> Iterator[tuple[str, nn.Module, int, str, tuple[int, int]]]:
-    """Yield path, module, features of a head, and name and features of the output projection.
+    """Yield path, module, features of a head, and path and features of the output projection.
 
     Modules need an attribute with the size of a head that divides the projection's inputs.
     State-space modules, which have a convolution, are left out.
     """
-    for path, module in backbone.named_modules():
+    modules = dict(backbone.named_modules())
+    for path, module in modules.items():
         size = next((v for n in HEAD_SIZES if isinstance(v := getattr(module, n, None), int)), None)
-        output = next((name for name in OUTPUTS if name in module._modules), None)
+        outputs = [f"{path}.{name}".lstrip(".") for name in OUTPUTS]
+        outputs.append(f"{path.rpartition('.')[0]}.output.dense")  # models like BERT
+        output = next((output for output in outputs if output in modules), None)
         if size is not None and output is not None and not hasattr(module, "conv1d"):
-            features = linear_features(module.get_submodule(output))
+            features = linear_features(modules[output])
             if features is not None and features[0] % size == 0:
                 yield path, module, size, output, features
 
@@ -58,8 +61,8 @@ def attention_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
 def head_projections(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return input and output features, and heads, of attention's output projections, by path."""
     return {
-        f"{path}.{output}" if path else output: (*features, features[0] // size)
-        for path, _, size, output, features in _attention_modules(backbone)
+        output: (*features, features[0] // size)
+        for _, _, size, output, features in _attention_modules(backbone)
     }
 
 

@@ -1,11 +1,12 @@
-"""The feed-forward blocks of a backbone, found by the names of their projections."""
+"""Attention and feed-forward blocks of a backbone, found by the names of their projections."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mttl.skills.targets import linear_features
+from mttl.skills.targets import linear_places
 
 # Names of gate, up- and down-projection: T5 (gated or not), models like Llama, models like BART.
 FORMS = (
@@ -15,16 +16,22 @@ FORMS = (
     (None, "fc1", "fc2"),
 )
 
-# Names of the first and the last projection: T5; models like Llama; BART and OPT; GPT-2.
+# Names of the first and the last projection: T5; models like Llama; BART and OPT; GPT-2;
+# DistilBERT; ModernBERT.
 _ATTENTION = (
     ("q", "o"),
     ("q_proj", "o_proj"),
     ("qkv_proj", "o_proj"),
     ("q_proj", "out_proj"),
     ("c_attn", "c_proj"),
+    ("q_lin", "out_lin"),
+    ("Wqkv", "Wo"),
 )
 _FEED_FORWARD = (*((up, down) for _, up, down in FORMS), ("gate_up_proj", "down_proj"))
-_BLOCKS = (*_ATTENTION, *_FEED_FORWARD, ("c_fc", "c_proj"))
+_OTHERS = (("c_fc", "c_proj"), ("lin1", "lin2"), ("Wi", "Wo"))
+# In models like BERT, the last projection is in a module with the residual connection and a norm.
+_SPLIT = {"self": "output.dense", "intermediate": "output.dense"}
+_BLOCKS = (*_ATTENTION, *_FEED_FORWARD, *_OTHERS, *_SPLIT.items())
 
 
 class InlineFeedForward(nn.Module):
@@ -41,6 +48,20 @@ class InlineFeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         return self.fc2(self.dropout(self.act(self.fc1(x))))
+
+
+class SplitBlock(nn.Module):
+    """A block of a model like BERT: a part of it, and the projection from the module beside it."""
+
+    def __init__(self, inner: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last = inner, last
+
+    def forward(self, *args: Any, **settings: Any) -> Any:
+        found = self.inner(*args, **settings)
+        if isinstance(found, tuple):
+            return self.last(found[0]), *found[1:]
+        return self.last(found)
 
 
 @dataclass(frozen=True)
@@ -61,18 +82,20 @@ class FeedForwardBlock:
 def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the input and output features of all attention and feed-forward blocks, by path.
 
-    A feed-forward block inside a larger layer, such as BART's, has the path of its first
-    projection; `separate` makes it a module.
+    A block inside a larger layer, such as BART's or BERT's, has the path of its first part;
+    `separate` makes it a module.
     """
     places: dict[str, tuple[int, ...]] = {}
-    for path, module in backbone.named_modules():
-        children = dict(module.named_children())
+    modules = dict(backbone.named_modules())
+    for path, module in modules.items():
+        above = f"{path}." if path else ""
         for first, last in _BLOCKS:
-            if first in children and last in children:
-                inner, outer = linear_features(children[first]), linear_features(children[last])
-                if inner is not None and outer is not None:
-                    inside = first == "fc1" and is_inline(module)
-                    places[f"{path}.{first}" if inside else path] = inner[0], outer[1]
+            ends = modules.get(above + first), modules.get(above + last)
+            if ends[0] is not None and ends[1] is not None:
+                inner, outer = (list(linear_places(end).values()) for end in ends)
+                if inner and outer:
+                    inside = first in _SPLIT or (first == "fc1" and is_inline(module))
+                    places[above + first if inside else path] = inner[0][0], outer[0][1]
                 break
     return places
 
@@ -100,6 +123,11 @@ def separate(backbone: nn.Module, path: str) -> nn.Module:
     """Return a block as a module; a part of a larger layer is split off in place."""
     above, _, name = path.rpartition(".")
     layer = backbone.get_submodule(above)
+    if name in _SPLIT:
+        split = SplitBlock(layer.get_submodule(name), layer.get_submodule(_SPLIT[name]))
+        layer.set_submodule(_SPLIT[name], nn.Identity())
+        setattr(layer, name, split.train(layer.training))
+        return split
     form = _form(layer)
     if form is None or form[1] != name or not is_inline(layer):
         return backbone.get_submodule(path)

@@ -149,7 +149,8 @@ def stack_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     if stack is None:
         return {}
     config = stack.config
-    head = linear_features(backbone.get_output_embeddings())  # type: ignore[operator]
+    generates: Any = getattr(backbone, "can_generate", None)  # others transform states for the head
+    head = generates() and linear_features(backbone.get_output_embeddings())  # type: ignore[operator]
     n_states = len(block_paths(stack)) + 1
     return {
         path: (n_states * config.hidden_size, head[0] if head else config.hidden_size, n_states)
