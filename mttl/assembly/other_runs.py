@@ -96,15 +96,15 @@ def _open(one: Any, asked: Mapping[str, str]) -> OtherSkills:
     settings = read_settings(saved, ModelSettings)
     if problems := missing_features(settings, {"stacks": "skills.on", **asked}):
         raise CheckpointError("\n".join(f"'{folder}': {problem}" for problem in problems))
-    if task is None and len(saved.tasks) == 1:
-        (task,) = saved.tasks
-    if task not in saved.tasks:
-        names, known = ", ".join(saved.tasks), nearest(task or "", saved.tasks)
+    names = ", ".join(saved.tasks)
+    if task is None and len(saved.tasks) > 1:
         raise TaskError(
             f"skills.on: name a task of '{one.folder}', as '{one.folder}:TASK' ({names})"
-            if task is None
-            else f"skills.on: '{one.folder}' has no task '{task}'.{known}"
         )
+    task = task or saved.tasks[0]
+    if task not in saved.tasks:
+        close = nearest(task, saved.tasks)
+        raise TaskError(f"skills.on: '{one.folder}' has no task '{task}' ({names}).{close}")
     n_heads, n_skills = skill_sizes(settings, len(saved.tasks))
     slot = ConstantSlot(torch.zeros(1, 1, n_heads, n_skills))
     level = build_level(settings, len(saved.tasks), slot, fresh=False)
