@@ -26,9 +26,8 @@ from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.models.generation import search_file
 from mttl.runtime.version import VERSION
 
-Kind = Literal[
-    "model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills", "TOKEN_CLS", "SEQ_CLS"
-]
+_Generating = Literal["model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"]
+Kind = Literal[_Generating, "TOKEN_CLS", "SEQ_CLS"]
 # By PEFT's type of a task, the class of transformers and its pipeline.
 _CLASSIFIERS = {
     "TOKEN_CLS": ("AutoModelForTokenClassification", "token-classification"),
@@ -398,6 +397,7 @@ class PromptExport:
             (folder / "chat_template.jinja").unlink(missing_ok=True)
         template.tokenizer.save_pretrained(folder)
         pad_id = pad_id_of(self.tokenizer)
+        assert self.generation is not None  # only encoders, which have heads, lack it
         search_file(self.generation, self.search, pad_id).save_pretrained(folder)
         of_tasks = [(task, form.task_templates.get(task)) for task, form in self.forms.items()]
         described["inputs"] = {task: one.input for task, one in of_tasks if one}
