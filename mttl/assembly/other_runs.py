@@ -108,7 +108,7 @@ def _open(one: Any, asked: Mapping[str, str]) -> OtherSkills:
     n_heads, n_skills = skill_sizes(settings, len(saved.tasks))
     slot = ConstantSlot(torch.zeros(1, 1, n_heads, n_skills))
     level = build_level(settings, len(saved.tasks), slot, fresh=False)
-    return OtherSkills(saved, settings, str(task), slot, level)
+    return OtherSkills(saved, settings, task, slot, level)
 
 
 def with_digests(settings: S) -> S:
