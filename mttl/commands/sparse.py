@@ -125,8 +125,9 @@ def make_objective(
 ) -> "Objective":
     """Return the training objective."""
     from mttl.data.encode import TextEncoder
+    from mttl.data.raw_text import InfilledSpans, MaskedTokens
     from mttl.models.backbone import is_decoder_only, is_encoder
-    from mttl.sparse.objectives import CausalText, MaskedText, RestoredText, TaskObjective
+    from mttl.sparse.objectives import TaskObjective, TextObjective
 
     both_ways, decoder_only = is_encoder(model), is_decoder_only(model)
     problems = {
@@ -151,10 +152,10 @@ def make_objective(
         return TaskObjective(encoder, [(prefix + row.input, row.outputs[0]) for row in rows])
     texts = [read_text(path, ConfigError) for path in options.text]
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+    corruption = MaskedTokens(tokenizer) if both_ways else None
     if not (decoder_only or both_ways):
-        return RestoredText(tokenizer, lines, options.max_length, mask=options.mask)
-    kind = MaskedText if both_ways else CausalText
-    return kind(tokenizer, lines, options.max_length)
+        corruption = InfilledSpans(tokenizer, options.mask)
+    return TextObjective(tokenizer, lines, options.max_length, corruption)
 
 
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:
