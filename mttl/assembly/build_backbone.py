@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mttl.config.backbone_schema import Backbone, Pretrained, RandomBackbone
 from mttl.config.load import resolve_folder
@@ -57,7 +53,7 @@ def found_again(backbone: Backbone, places: Mapping[str, str], run: Path) -> Bac
 
 def check_packable(backbone: Backbone, packed_length: int) -> None:
     """Raise a `ConfigError` for a model with an encoder, before weights are loaded."""
-    if architecture(backbone)[0] is not AutoModelForCausalLM:
+    if architecture(backbone)[0] is not transformers.AutoModelForCausalLM:
         raise ConfigError(
             f"data.packed_length ({packed_length}) needs a decoder-only backbone; use "
             "data.token_budget or data.length_window instead to reduce padding"

@@ -119,12 +119,10 @@ def new_heads(model: SkilledModel, form: HeadForm | None, settings: Heads, task:
     """
     made = build_heads({task: form} if form else {}, [task], settings, model.backbone)
     if (made is None) is not (model.heads is None):
-        ours, theirs = (
-            ("has no head", "have heads") if made is None else ("has a head", "have none")
-        )
+        ours, theirs = ("no head", "heads") if made is None else ("a head", "none")
         raise TaskError(
-            f"'{task}' {ours}, but the run's tasks {theirs}; adapt a run whose tasks have the same "
-            "kinds"
+            f"'{task}' has {ours}, but the run's tasks have {theirs}; adapt a run whose tasks have "
+            "the same kinds"
         )
     if form is None or made is None or model.heads is None:
         return None

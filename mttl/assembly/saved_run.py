@@ -25,7 +25,7 @@ from mttl.checkpoints.model_hub import make_repository, upload
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.backbone_schema import Backbone, RandomBackbone
 from mttl.config.capabilities import require_features
-from mttl.inference.model_card import Card, scores_of, text_class
+from mttl.inference.model_card import Card, scores_of
 from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
@@ -168,7 +168,7 @@ class Built(Predictor):
                 decoder_only=is_decoder_only(self.model.backbone),
                 scores=scores_of(source, self.tasks),
                 inputs={task: one.input for task, one in self.form.task_templates.items()},
-                raw=text_class(self),
+                raw=bool(self.form.texts),
             ).write(new)
 
     def without_networks(self) -> Self:

@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> None:
             raise TaskError(f"lm_eval has no task '{wanted}'.{nearest(wanted, manager.all_tasks)}")
     models, _ = load_tasks(options.source, options.adapted, options.backbone)
     for built in models.values():
-        built.require(generates="mttl eval")
+        built.require(generates="mttl eval", answers="mttl eval")
     with raised_as(TaskError, mistaken, TaskError):
         model = TaskModel(models, name)
     found: Any = harness.simple_evaluate(

@@ -150,7 +150,7 @@ def main(options: argparse.Namespace) -> None:
             bare, probe = strip(built.model).backbone, not options.no_probe
             write_model(temporary / BASE, bare, built.tokenizer, probe=probe)
     what = "adapters are" if options.all else "adapter is"
-    say(f"The {what} in {options.out}; its README.md shows how to use it")
+    say(f"The {what} in {options.out}; its README.md describes it")
 
 
 def _export_policy(options: argparse.Namespace) -> None:

@@ -64,7 +64,7 @@ def main(options: argparse.Namespace) -> None:
         )
     if lost:
         say(lost)
-    say(f"The model is in {options.out}; its README.md shows how to use it")
+    say(f"The model is in {options.out}; its README.md describes it")
 
 
 def quantisation_loss(built: "Built") -> str:

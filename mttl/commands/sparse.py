@@ -192,8 +192,9 @@ def text_objective(
     options: argparse.Namespace, model: "nn.Module", tokenizer: "PreTrainedTokenizerBase"
 ) -> "Objective":
     """Return the training objective of raw text."""
+    from mttl.data.raw_text import InfilledSpans, MaskedTokens
     from mttl.models.backbone import is_decoder_only, is_encoder
-    from mttl.sparse.objectives import CausalText, MaskedText, RestoredText
+    from mttl.sparse.objectives import TextObjective
 
     both_ways, decoder_only = is_encoder(model), is_decoder_only(model)
     if both_ways and model.get_output_embeddings() is None:  # type: ignore[operator]
@@ -203,10 +204,10 @@ def text_objective(
         raise ConfigError("--mask is only for encoder–decoder models; remove it")
     texts = [read_text(path, ConfigError) for path in options.text]
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+    corruption = MaskedTokens(tokenizer) if both_ways else None
     if not (decoder_only or both_ways):
-        return RestoredText(tokenizer, lines, options.max_length, mask=options.mask)
-    kind = MaskedText if both_ways else CausalText
-    return kind(tokenizer, lines, options.max_length)
+        corruption = InfilledSpans(tokenizer, options.mask)
+    return TextObjective(tokenizer, lines, options.max_length, corruption)
 
 
 def maskable_names(model: "nn.Module", *, freeze_norms: bool, freeze: list[str]) -> list[str]:

@@ -63,8 +63,8 @@ class TextToTextDataModule(pl.LightningDataModule):
         self.tokenizer, self.decoder_only, self.seed = tokenizer, decoder_only, seed
         self.n_examples, self.form = n_examples, form or PromptForm.of(data)
         self.own_steps = own_steps
-        kind = {"decoder_only": decoder_only, "encoder": encoder}
-        self.corruption = corruption_of(tokenizer, **kind) if self.form.texts else None
+        corrupted = self.form.texts and not decoder_only
+        self.corruption = corruption_of(tokenizer, encoder=encoder) if corrupted else None
         self._rows: dict[tuple[str, int | None], Dataset] = {}
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}

@@ -3,16 +3,13 @@
 import logging
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from mttl.config.data_schema import Data
-from mttl.data.headed import HeadedEncoder
-from mttl.data.prepare import AT_ONCE, described
+from mttl.data.prepare import AT_ONCE, described, row_encoder
 from mttl.data.prompt_form import PromptForm
-from mttl.data.raw_text import LineEncoder
 from mttl.io.errors import ConfigError
 from mttl.tasks.folder import Gym
 from mttl.tasks.rows import RowFile
@@ -72,14 +69,12 @@ def _lengths(
     data: Data, gym: Gym, task: str, tokenizer: PreTrainedTokenizerBase, decoder_only: bool
 ) -> np.ndarray:
     """Return the tokens of inputs and answers, a row for each, of all splits that a run reads."""
-    whole = {"max_input_length": _NO_LIMIT, "max_output_length": _NO_LIMIT}
+    whole: dict[str, object] = {"max_input_length": _NO_LIMIT, "max_output_length": _NO_LIMIT}
+    head = gym.head(task)
+    whole |= {"task_heads": {} if head is None else {task: head}}
     form = described(PromptForm.of(data), gym, [task]).model_copy(update=whole)
-    prefix, head = form.prompt_prefix(task), gym.head(task)
-    encoder: Any = HeadedEncoder(tokenizer, _NO_LIMIT)
-    if head is None:
-        encoder = form.encoder(tokenizer, decoder_only=decoder_only)
-    elif head.kind == "text":
-        encoder = LineEncoder(tokenizer, _NO_LIMIT, causal=decoder_only)
+    encoder = row_encoder(form, tokenizer, decoder_only=decoder_only)
+    prefix = form.prompt_prefix(task)
     splits = {*data.split.split("+"), *({data.validation} - {"none"}), *data.evaluate}
     files = {gym.file(task, split, sample) for split in splits for sample in data.samples}
     lengths: list[tuple[int, int]] = []
@@ -87,8 +82,7 @@ def _lengths(
         source = RowFile.scan(file).rows(MOST_ROWS)
         while rows := list(islice(source, AT_ONCE)):
             if head is not None:
-                many = len(rows)
-                found = encoder.columns([head] * many, rows, [prefix] * many, [])
+                found = encoder.columns([head] * len(rows), rows, [prefix] * len(rows), [])
                 pairs = zip(found["input_ids"], found["labels"], strict=True)
                 lengths += [(len(ids) + len(labels), 0) for ids, labels in pairs]
                 continue

@@ -76,13 +76,7 @@ def prepare(
     the first output, end token included). Raises a `TaskError` if a file is missing or malformed,
     or a required description is missing.
     """
-    encoder: Any = None
-    if form.texts:
-        encoder = LineEncoder(tokenizer, form.max_input_length, causal=decoder_only)
-    elif form.task_heads:
-        encoder = HeadedEncoder(tokenizer, form.max_input_length)
-    else:
-        encoder = form.encoder(tokenizer, decoder_only=decoder_only)
+    encoder = row_encoder(form, tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
     form = described(form, gym, tasks)
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
@@ -107,6 +101,15 @@ def prepare(
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
     return _with_log(cached(build, COLUMNS, key, cache_dir))
+
+
+def row_encoder(form: PromptForm, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> Any:
+    """Return the encoder of rows of raw text, with heads, or with generated answers."""
+    if form.texts:
+        return LineEncoder(tokenizer, form.max_input_length, causal=decoder_only)
+    if form.headed:
+        return HeadedEncoder(tokenizer, form.max_input_length)
+    return form.encoder(tokenizer, decoder_only=decoder_only)
 
 
 def described(form: PromptForm, gym: Gym, tasks: Sequence[str]) -> PromptForm:

@@ -27,11 +27,10 @@ class PromptForm(Section):
 
     lacks: ClassVar = {
         **dict.fromkeys(
-            ("merges", "averages", "exports_inventory"),
+            ("merges", "averages", "exports_inventory", "generates"),
             ("headed", "these tasks have heads; use mttl predict, serve or export --task"),
         ),
         "answers": ("texts", "these tasks are raw text; merge or export their skills"),
-        "generates": ("not_generated", "these tasks have heads or raw text, and generate nothing"),
     }
 
     prefix: TaskPrefix = "name"
@@ -60,11 +59,6 @@ class PromptForm(Section):
     """Heads or raw text by task; tasks without an entry generate their answers."""
     task_examples: dict[str, list[list[str]]] = {}  # noqa: RUF012 -- as above
     """Pairs of input and answer before every input, by task (`adapt.mode: in_context`)."""
-
-    @property
-    def not_generated(self) -> list[str]:
-        """Tasks with heads or raw text."""
-        return list(self.task_heads)
 
     @property
     def texts(self) -> list[str]:

@@ -31,10 +31,19 @@ MEAN_SPAN = 3  # tokens of a removed span
 # Fractions of the predicted tokens that a masked language model sees as a mask or another token.
 SHOWN_AS_MASK, SHOWN_AS_OTHER = 0.8, 0.1
 
-Pair = tuple[list[int], list[int]]
+
+class _Lines:
+    """Puts a tokenizer's special tokens around lines."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.before, self.after = special_ids(tokenizer)
+
+    def whole(self, ids: Sequence[int]) -> list[int]:
+        """Return ids with the special tokens around them."""
+        return [*self.before, *ids, *self.after]
 
 
-class LineEncoder:
+class LineEncoder(_Lines):
     """Encodes lines, which are cut at their end; ``causal`` ones have the tokenizer's end token.
 
     Raises a `ConfigError` if ``max_length``, the value of ``setting``, leaves no room for text.
@@ -48,7 +57,7 @@ class LineEncoder:
         causal: bool,
         setting: str = "data.max_input_length",
     ) -> None:
-        self.before, self.after = special_ids(tokenizer)
+        super().__init__(tokenizer)
         end: Any = tokenizer.eos_token_id
         if causal and end is not None and end not in self.after:
             self.after = [*self.after, end]
@@ -72,8 +81,7 @@ class LineEncoder:
         lost: list[int],
     ) -> dict[str, list[Any]]:
         """Return the columns of prepared rows; causal lines are answers to their first token."""
-        encoded = self.encode([row.input for row in rows], lost)
-        lines = [[*self.before, *ids, *self.after] for ids in encoded]
+        lines = [self.whole(ids) for ids in self.encode([row.input for row in rows], lost)]
         first = 1 if self.causal else None
         return {
             "input_ids": [line[:first] for line in lines],
@@ -83,23 +91,16 @@ class LineEncoder:
         }
 
 
-class Corruption(ABC):
+class Corruption(_Lines, ABC):
     """Makes a pair of inputs and labels of a line, by draws of a generator."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.before, self.after = special_ids(tokenizer)
-
     @abstractmethod
-    def pair(self, ids: Sequence[int], draw: random.Random) -> Pair:
+    def pair(self, ids: Sequence[int], draw: random.Random) -> tuple[list[int], list[int]]:
         """Return inputs and labels of the ids of a line without special tokens."""
 
-    @abstractmethod
     def n_labels(self, length: int) -> int:
         """Return the length of a decoder's labels for a line with special tokens."""
-
-    def whole(self, ids: Sequence[int]) -> list[int]:
-        """Return ids with the special tokens around them."""
-        return [*self.before, *ids, *self.after]
+        return length
 
 
 class MaskedTokens(Corruption):
@@ -117,7 +118,7 @@ class MaskedTokens(Corruption):
         special = set(tokenizer.all_special_ids)
         self._others = [token for token in range(len(tokenizer)) if token not in special]
 
-    def pair(self, ids: Sequence[int], draw: random.Random) -> Pair:
+    def pair(self, ids: Sequence[int], draw: random.Random) -> tuple[list[int], list[int]]:
         n_chosen = min(len(ids), max(1, round(MASKED * len(ids))))
         chosen = set(draw.sample(range(len(ids)), n_chosen))
         shown = [self._show(token, draw) if i in chosen else token for i, token in enumerate(ids)]
@@ -149,7 +150,7 @@ class InfilledSpans(Corruption):
         super().__init__(tokenizer)
         self._mask = mask_id(tokenizer, mask)
 
-    def pair(self, ids: Sequence[int], draw: random.Random) -> Pair:
+    def pair(self, ids: Sequence[int], draw: random.Random) -> tuple[list[int], list[int]]:
         shown, left = list(ids), round(INFILLED * len(ids))
         while left > 0:
             length = min(left, draw.randint(1, 3), len(shown))
@@ -157,9 +158,6 @@ class InfilledSpans(Corruption):
             shown[start : start + length] = [self._mask]
             left -= length
         return self.whole(shown), self.whole(ids)
-
-    def n_labels(self, length: int) -> int:
-        return length
 
 
 class RemovedSpans(Corruption):
@@ -177,7 +175,7 @@ class RemovedSpans(Corruption):
         super().__init__(tokenizer)
         self._sentinels = sentinel_ids(tokenizer)
 
-    def pair(self, ids: Sequence[int], draw: random.Random) -> Pair:
+    def pair(self, ids: Sequence[int], draw: random.Random) -> tuple[list[int], list[int]]:
         removed, n_spans = self._sizes(len(ids))
         first, *kept = _segments(len(ids) - removed + 2, n_spans + 1, draw)  # ends may be empty
         shown, wanted, at = list(ids[: first - 1]), list[int](), first - 1
@@ -205,12 +203,8 @@ def _segments(total: int, n: int, draw: random.Random) -> list[int]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def corruption_of(
-    tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool, encoder: bool
-) -> Corruption | None:
-    """Return the corruption for a type of model; None for decoder-only models."""
-    if decoder_only:
-        return None
+def corruption_of(tokenizer: PreTrainedTokenizerBase, *, encoder: bool) -> Corruption:
+    """Return the corruption for an encoder or an encoder–decoder."""
     if encoder:
         return MaskedTokens(tokenizer)
     return RemovedSpans(tokenizer) if sentinel_ids(tokenizer) else InfilledSpans(tokenizer)
@@ -261,16 +255,13 @@ class TextCollator(TrainCollator):
         if not rows:
             shown = [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
         elif self.corruption is not None:
-            shown = [self._corrupted(self.corruption, row, place) for row in rows]
+            around, shown = (self.corruption.before, self.corruption.after), []
+            for row in rows:
+                line = row["input_ids"]
+                ids = line[len(around[0]) : len(line) - len(around[1])]
+                inputs, labels = self.corruption.pair(ids, random.Random(f"{place} {line}"))
+                shown.append({"input_ids": inputs, "labels": labels, "task_id": row["task_id"]})
         return super().__call__(shown) | (scored_fields(rows) if self.evaluated else {})
-
-    def _corrupted(
-        self, corruption: Corruption, row: Mapping[str, Any], place: str
-    ) -> dict[str, Any]:
-        line = row["input_ids"]
-        ids = line[len(corruption.before) : len(line) - len(corruption.after)]
-        inputs, labels = corruption.pair(ids, random.Random(f"{place} {line}"))
-        return {"input_ids": inputs, "labels": labels, "task_id": row["task_id"]}
 
 
 def texts_of_losses(losses: torch.Tensor, labels: torch.Tensor) -> list[str]:

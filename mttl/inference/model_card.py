@@ -22,7 +22,7 @@ from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
 from mttl.io.reading import read_table
-from mttl.models.backbone import is_decoder_only, is_encoder
+from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import search_file
 from mttl.runtime.version import VERSION
 
@@ -67,7 +67,7 @@ class Card:
     scores: Sequence[dict[str, str]] = ()  # rows of ``results.csv``
     inputs: Mapping[str, str] = field(default_factory=dict)  # templates of inputs by task
     vllm_rank: int = 0  # of ``--max-lora-rank``; 0 if the adapters are not for vLLM
-    raw: str = ""  # class of transformers, if the tasks are raw text; see `text_class`
+    raw: bool = False  # whether tasks are raw text, so that the card shows no example
 
     def write(self, folder: Path) -> None:
         """Write ``README.md`` into a folder."""
@@ -78,25 +78,24 @@ class Card:
         usual = "text-generation" if self.decoder_only else "text2text-generation"
         head = {
             "library_name": _LIBRARIES.get(self.kind, "peft"),
-            "pipeline_tag": "fill-mask"
-            if "MaskedLM" in self.raw
-            else _CLASSIFIERS.get(self.kind, ("", usual))[1],
+            "pipeline_tag": _CLASSIFIERS.get(self.kind, ("", usual))[1],
             "tags": ["mttl", "multi-task"],
         }
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", self.base) and not Path(self.base).is_dir():
             head["base_model"] = self.base
+        if self.raw:
+            del head["pipeline_tag"]
         lines = [f"{name}: {json.dumps(value)}" for name, value in head.items()]
         parts = ["\n".join(["---", *lines, "---"]), f"# {Path(self.place).name}", self.about]
         parts += [f"Base model: `{self.base}`", self._scores()]
-        parts += ["## Usage", f"```python\n{self.code()}\n```", self._form()]
-        parts += [self._vllm(), f"Written by mttl {VERSION}."]
+        if not self.raw:
+            parts += ["## Usage", f"```python\n{self.code()}\n```", self._form(), self._vllm()]
+        parts.append(f"Written by mttl {VERSION}.")
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def code(self) -> str:
-        """Return example code for one input of the first task: its answer, or its loss as text."""
+        """Return example code that answers one input of the first task."""
         task, place = self.tasks[0], _quoted(self.place)
-        if self.raw and self.kind == "skills":
-            return f"import mttl\n\nrun = mttl.from_pretrained({place})\nprint(run.scores)"
         if self.kind in _CLASSIFIERS:
             auto, pipeline = _CLASSIFIERS[self.kind]
             more = ', aggregation_strategy="first"' * (self.kind == "TOKEN_CLS")
@@ -110,13 +109,12 @@ class Card:
                 f'answer = pipeline("{pipeline}", model=model, tokenizer=tokenizer{more})\n'
                 f"print(answer({_quoted(QUESTION)}))"
             )
-        if self.template is None and not self.raw:
+        if self.template is None:
             return (
                 f"import mttl\n\nrun = mttl.from_pretrained({place})\n"
                 f"print(run.predict({_quoted(task)}, [{self._input(task)}])[0])"
             )
-        generating = "AutoModelForCausalLM" if self.decoder_only else "AutoModelForSeq2SeqLM"
-        auto = self.raw or generating
+        auto = "AutoModelForCausalLM" if self.decoder_only else "AutoModelForSeq2SeqLM"
         peft, first = auto.replace("Auto", "AutoPeft", 1), _quoted(f"{self.place}/{task}")
         others = [(_quoted(f"{self.place}/{name}"), _quoted(name)) for name in self.tasks[1:2]]
         given, dtype = ["**inputs"], f'dtype="{self.dtype}"'
@@ -139,28 +137,20 @@ class Card:
                 "adapters.init(model)",
                 f"model.load_adapter({chosen}, set_active=True, use_safetensors=True)",
             ]
-        elif self.raw:
-            library = ["from peft import PeftModel"]
-            load.append(f"model = PeftModel.from_pretrained(model, {place})")
         else:
             library = [f"from peft import {peft}"]
             names.remove(auto)
             load = [f"model = {peft}.from_pretrained({place}, {dtype})"]
-        names = [auto, "AutoTokenizer"] if self.raw else names
         lines = [*library, f"from transformers import {', '.join(names)}", ""]
         lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place})")
-        if self.kind != "model" and not self.raw:
+        if self.kind != "model":
             given.append("generation_config=search")
             lines.append(f"search = GenerationConfig.from_pretrained({place})")
         lines += load
         if self.kind == "poly":
             given.append("task_ids=torch.tensor([0])")
-        if self.kind == "poly" or (self.template and not self.template.exact):
+        if self.kind == "poly" or not self.template.exact:
             lines.insert(0, "import torch")
-        if self.raw:
-            lines.append('inputs = tokenizer("your text", return_tensors="pt")')
-            given.append('labels=inputs["input_ids"]')
-            return "\n".join([*lines, f"print(model({', '.join(given)}).loss)"])
         lines += self._prompt_section(task)
         generated = f"model.generate({', '.join(given)})[0"
         generated += ', inputs["input_ids"].shape[1] :]' if self.decoder_only else "]"
@@ -169,8 +159,9 @@ class Card:
 
     def _vllm(self) -> str:
         """Return the command of vLLM that serves the tasks."""
-        if not self.vllm_rank or self.template is None:
+        if not self.vllm_rank:
             return ""
+        assert self.template is not None
         command = ["vllm", "serve", self.base, "--tokenizer", self.place]
         command += ["--generation-config", self.place]
         asked = 'completions`, with the ids of the code above as "prompt"'
@@ -251,15 +242,6 @@ class Card:
 
 def _quoted(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)  # a literal in Python and in Jinja
-
-
-def text_class(run: Predictor) -> str:
-    """Return the automatic class of transformers for a model of raw text; empty for others."""
-    if not run.form.texts:
-        return ""
-    if is_encoder(run.model.backbone):
-        return "AutoModelForMaskedLM"
-    return "AutoModelForCausalLM" if run.decoder_only else "AutoModelForSeq2SeqLM"
 
 
 def scores_of(run: str | Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
@@ -356,8 +338,7 @@ class PromptExport:
     """Prompt format of exported weights: tokenizer, prompt forms by task, generation settings.
 
     ``generation`` is the model's generation config, ``search`` the settings from
-    `mttl.models.generation.search_settings`, ``dtype`` the type of the weights, and ``raw`` of
-    `text_class`; raw text needs only the tokenizer.
+    `mttl.models.generation.search_settings`, and ``dtype`` the type of the weights.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -366,7 +347,6 @@ class PromptExport:
     generation: GenerationConfig
     search: Mapping[str, Any]
     dtype: str
-    raw: str = ""
 
     @classmethod
     def of(cls, run: Predictor, tasks: Sequence[str]) -> "PromptExport":
@@ -376,10 +356,9 @@ class PromptExport:
             tokenizer=run.tokenizer,
             forms=dict.fromkeys(tasks, run.form),
             decoder_only=is_decoder_only(backbone),
-            generation=getattr(backbone, "generation_config", None) or GenerationConfig(),
+            generation=getattr(backbone, "generation_config", None),  # raw text needs none
             search=run.search,
             dtype=str(backbone.dtype).removeprefix("torch."),
-            raw=text_class(run),
         )
 
     def write(self, folder: Path, kind: Kind, **described: Any) -> None:
@@ -388,16 +367,17 @@ class PromptExport:
         ``described`` are the attributes of `Card` that describe the weights.
         """
         described |= {"kind": kind, "tasks": tuple(self.forms), "dtype": self.dtype}
-        if kind in _CLASSIFIERS or self.raw:
+        raw = any(form.texts for form in self.forms.values())
+        if kind in _CLASSIFIERS or raw:
             self.tokenizer.save_pretrained(folder)
-            Card(decoder_only=self.decoder_only, raw=self.raw, **described).write(folder)
+            Card(decoder_only=self.decoder_only, raw=raw, **described).write(folder)
             return
         template = question_template(self.tokenizer, self.forms, decoder_only=self.decoder_only)
         if not template.exact:  # also removes a copied template
             (folder / "chat_template.jinja").unlink(missing_ok=True)
         template.tokenizer.save_pretrained(folder)
         pad_id = pad_id_of(self.tokenizer)
-        assert self.generation is not None  # only encoders, which have heads, lack it
+        assert self.generation is not None  # encoders lack it; they have heads or raw text
         search_file(self.generation, self.search, pad_id).save_pretrained(folder)
         of_tasks = [(task, form.task_templates.get(task)) for task, form in self.forms.items()]
         described["inputs"] = {task: one.input for task, one in of_tasks if one}

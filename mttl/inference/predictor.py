@@ -173,8 +173,7 @@ class Predictor:
             One answer per text, in order, stripped.
 
         Raises:
-            TaskError: If a task is unknown, their number differs from the number of texts, or the
-                tasks are raw text.
+            TaskError: If a task is unknown or raw text, or their number differs from that of texts.
             TypeError: If ``texts`` is a single text instead of a list.
             ValueError: If several answers per text are requested.
         """

@@ -226,7 +226,7 @@ def serve_page(
         try:
             models, _ = load_tasks(run, adapted, backbone)
             for built in models.values():
-                built.require(generates="mttl explore --serve")
+                built.require(generates="mttl explore --serve", answers="mttl explore --serve")
             tasks = served_tasks(models, most_tokens=1024, truncate=False)
             model = LiveModel(tasks, pairs)
             facts = model.facts()

@@ -42,6 +42,8 @@ def serve(options: Namespace) -> None:
         raise ConfigError(f"--load-from '{options.load_from}' is not a folder")
     with listen(options.host, options.port) as listener:
         models, _ = load_tasks(options.source, options.adapted, options.backbone)
+        for built in models.values():
+            built.require(answers="mttl serve")
         tasks = served_tasks(models, most_tokens=options.most_tokens, truncate=options.truncate)
         warning = "warning: everyone who can reach this address can send requests; see --api-key"
         warnings = [warning] * (options.host not in LOCAL and key is None)

@@ -3,9 +3,9 @@
 | objective | model | a row |
 |---|---|---|
 | `TaskObjective` | encoder–decoder or decoder-only | an input and its answer |
-| `CausalText` | decoder-only | each token, from the previous ones |
-| `MaskedText` | encoder-only | 15 % of the tokens, from the others |
-| `RestoredText` | encoder–decoder | the text, from one with masked spans |
+| `TextObjective` | decoder-only | each token, from the previous ones |
+| with `MaskedTokens` | encoder-only | 15 % of the tokens, from the others |
+| with `InfilledSpans` | encoder–decoder | the text, from one with masked spans |
 """
 
 import random
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import pad, pad_id_of, padded_inputs
 from mttl.data.encode import TextEncoder
-from mttl.data.raw_text import Corruption, InfilledSpans, LineEncoder, MaskedTokens
+from mttl.data.raw_text import Corruption, LineEncoder
 from mttl.io.errors import ConfigError
 from mttl.models.teacher_forcing import forced_logits
 from mttl.routing.token.masks import IGNORED
@@ -62,8 +62,11 @@ class TaskObjective:
         return language_loss(model, inputs, labels, self._pad_id)
 
 
-class _Text:
-    """Lines of raw text as ids; `ConfigError` if there is none, or ``max_length`` is too small."""
+class TextObjective:
+    """The loss of lines of raw text: causal, or of predicting what a ``corruption`` hides.
+
+    Raises a `ConfigError` if no line has tokens, or ``max_length`` is too small.
+    """
 
     def __init__(
         self,
@@ -80,42 +83,11 @@ class _Text:
         self.n_rows = len(self.lines)
         self.pad_id = pad_id_of(tokenizer)
 
-    def whole(self, row: int) -> list[int]:
-        return [*self._encoder.before, *self.lines[row], *self._encoder.after]
-
     def loss(self, model: nn.Module, rows: Sequence[int], seed: int) -> Float[Tensor, ""]:
         """Return the mean loss per predicted token; the seed determines the corruption."""
-        if self.corruption is None:
-            inputs = labels = [self.whole(row) for row in rows]
-        else:
+        inputs = labels = [self._encoder.whole(self.lines[row]) for row in rows]
+        if self.corruption is not None:
             draw = random.Random(seed)
             pairs = [self.corruption.pair(self.lines[row], draw) for row in rows]
             inputs, labels = map(list, zip(*pairs, strict=True))
         return language_loss(model, inputs, labels, self.pad_id)
-
-
-class CausalText(_Text):
-    """Raw text from left to right, with the end token if the tokenizer has one."""
-
-
-class MaskedText(_Text):
-    """Masked language modelling of raw text; see `MaskedTokens`."""
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
-    ) -> None:
-        super().__init__(tokenizer, texts, max_length, MaskedTokens(tokenizer))
-
-
-class RestoredText(_Text):
-    """Raw text restored from one with masks for some spans; see `InfilledSpans`."""
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        texts: Sequence[str],
-        max_length: int,
-        *,
-        mask: str | None = None,
-    ) -> None:
-        super().__init__(tokenizer, texts, max_length, InfilledSpans(tokenizer, mask))

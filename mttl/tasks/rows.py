@@ -25,6 +25,7 @@ ENDINGS = (TSV, JSON_LINES)
 # Endings of record files: a table or JSON Lines, optionally compressed, or Parquet.
 RECORD_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".parquet")
 TEXT_ENDINGS = (".txt", ".txt.gz")  # each line that is not blank is a record
+ALL_ENDINGS = (*RECORD_ENDINGS, *TEXT_ENDINGS)
 DELIMITERS = ",;\t|"
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
 _FORM = {
@@ -159,14 +160,14 @@ def read_records(
     TSV is read without quoting, CSV with; ``columns`` are those of a file without a header. The
     default ``delimiter`` is a tab for TSV, and for CSV a comma, or another of `DELIMITERS` if the
     first line has no comma. Records are texts by column, lines of JSON, values of a table, or lines
-    of text by the name ``text``.
-    Raises a `TaskError` if the file is missing or truncated, or a line is malformed.
+    of text (``text``). Raises a `TaskError` if the file is missing or truncated, or a line is
+    malformed.
     """
     path = Path(path)
     saved = is_saved(path)
     is_table = not saved and bool({".tsv", ".csv"} & {*path.suffixes[-2:]})
-    if not saved and not path.name.endswith((*RECORD_ENDINGS, *TEXT_ENDINGS)):
-        allowed = ", ".join((*RECORD_ENDINGS, *TEXT_ENDINGS))
+    if not saved and not path.name.endswith(ALL_ENDINGS):
+        allowed = ", ".join(ALL_ENDINGS)
         raise TaskError(f"'{path}' must end in one of {allowed}, or be a saved data set.")
     if (columns or delimiter) and not is_table:
         advice = "remove 'columns' and 'delimiter', which are for tables"

@@ -69,16 +69,14 @@ def cut(task: Task, n_train: int, n_test: int | None = None) -> tuple[Indices, I
 def few_shot(task: Task, labels: Indices, pool: Indices, sample: int) -> tuple[Indices, Indices]:
     """Return the indices of the train and dev lines of a sample, in the order of the files.
 
-    A task without `k` takes the whole pool in order; of raw text without a dev split, a tenth of
-    it is dev, at most 1,000 lines. ``labels`` are numbers of all lines of a
-    classification task, equal for equal outputs. Raises a `TaskError` if no line remains for dev,
-    and the source has no dev split.
+    A task without `k` takes the whole pool; of raw text without a dev split, a tenth of it is dev,
+    at most 1,000 lines. ``labels`` are numbers of all lines of a classification task, equal for
+    equal outputs. Raises a `TaskError` if no line remains for dev, and the source has no dev split.
     """
     k = task.k
     if k is None:
-        n_dev = 0
-        if task.kind == "text" and task.source.dev is None:
-            n_dev = min(MOST_TEXT_DEV, max(1, len(pool) // 10))
+        parted = task.kind == "text" and task.source.dev is None
+        n_dev = min(MOST_TEXT_DEV, max(1, len(pool) // 10)) if parted else 0
         order = shuffled(len(pool), HOLDOUT_SEED)
         return pool[np.sort(order[n_dev:])], pool[np.sort(order[:n_dev])]
     order = pool[shuffled(len(pool), sample)]

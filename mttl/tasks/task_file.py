@@ -16,7 +16,7 @@ from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
 from mttl.metrics.metric_names import TEXT_METRIC
-from mttl.tasks.rows import RECORD_ENDINGS, TEXT_ENDINGS, is_saved
+from mttl.tasks.rows import ALL_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
 
@@ -164,8 +164,7 @@ def _saved(keys: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
 
 
 def _file(name: str, where: str, folder: Path) -> str:
-    endings = (*RECORD_ENDINGS, *TEXT_ENDINGS)
-    if not name.endswith(endings) and not is_saved(folder / name):
-        allowed = ", ".join(endings)
+    if not name.endswith(ALL_ENDINGS) and not is_saved(folder / name):
+        allowed = ", ".join(ALL_ENDINGS)
         raise TaskError(f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set")
     return str(folder / name)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -189,10 +189,7 @@ def has_attention(model: SkilledModel) -> bool:
 
 @torch.no_grad()
 def attention_by_task(
-    module: TextToTextModule,
-    rows: Dataset,
-    collate: Callable[[list[Any]], Mapping[str, Any]],
-    n_rows: int = ROWS_PER_TASK,
+    module: TextToTextModule, rows: Dataset, collate: Any, n_rows: int = ROWS_PER_TASK
 ) -> Float[np.ndarray, "G T K"]:
     """Return the mean attention to each skill, over the tokens of some rows of each task.
 

@@ -261,9 +261,7 @@ class TextToTextModule(ResumableModule):
         self.answers.extend(self.predict(batch))
 
     @torch.no_grad()
-    def predict(
-        self, batch: Mapping[str, Any], known: tuple[Tensor, Tensor] | None = None
-    ) -> list[Prediction]:
+    def predict(self, batch: Mapping[str, Any], known: Any = None) -> list[Prediction]:
         """Return the answers to an evaluation batch; of raw text, the losses of its tokens.
 
         ``known`` are the losses and labels of `nll`, if they have been computed.

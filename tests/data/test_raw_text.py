@@ -61,7 +61,7 @@ def test_losses_are_those_of_transformers(kind: str) -> None:
     else:
         model = made.get(kind, lambda: masked_model(kind))()
     causal = is_decoder_only(model)
-    corruption = corruption_of(TOKENIZER, decoder_only=causal, encoder=is_encoder(model))
+    corruption = None if causal else corruption_of(TOKENIZER, encoder=is_encoder(model))
     rows, total, count = rows_of(corruption), 0.0, 0
     collate = TextCollator(0, causal, corruption)
     batch = collate(rows, "1 2 3")

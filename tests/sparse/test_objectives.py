@@ -8,14 +8,12 @@ from transformers import BertConfig, BertForMaskedLM
 
 from helpers.backbones import tiny_llama, tiny_t5
 from mttl.data.encode import TextEncoder
-from mttl.data.raw_text import mask_id
+from mttl.data.raw_text import InfilledSpans, MaskedTokens, mask_id
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import load_tokenizer
 from mttl.sparse.objectives import (
-    CausalText,
-    MaskedText,
-    RestoredText,
     TaskObjective,
+    TextObjective,
 )
 
 BERT = BertConfig(
@@ -45,13 +43,12 @@ def theirs(model, inputs, labels):
 
 
 def test_causal_text_is_read_whole_with_its_end():
-    model, objective = llama(), CausalText(TOKENIZER, TEXTS, 32)
+    model, objective = llama(), TextObjective(TOKENIZER, TEXTS, 32)
     lines = [[*TOKENIZER(text, add_special_tokens=False)["input_ids"], 1] for text in TEXTS]
-    assert [objective.whole(row) for row in range(3)] == lines
     assert objective.n_rows == 3
     torch.testing.assert_close(objective.loss(model, [0, 1, 2], 0), theirs(model, lines, lines))
-    short = CausalText(TOKENIZER, TEXTS, 6)
-    assert [len(short.whole(row)) for row in range(3)] == [6, 6, 2]
+    short = TextObjective(TOKENIZER, TEXTS, 6)
+    assert [len(line) for line in short.lines] == [5, 5, 1]
 
 
 def test_tasks_of_both_kinds_of_models():
@@ -70,8 +67,8 @@ def test_tasks_of_both_kinds_of_models():
 
 
 def test_text_is_corrupted_by_the_seed():
-    restored = RestoredText(TOKENIZER, ["abcdefghijklmnopqrst"], 32, mask="_")
-    masked = MaskedText(TOKENIZER, TEXTS, 32)
+    restored = TextObjective(TOKENIZER, ["abcdefghijklmnopqrst"], 32, InfilledSpans(TOKENIZER, "_"))
+    masked = TextObjective(TOKENIZER, TEXTS, 32, MaskedTokens(TOKENIZER))
     for objective, model in ((restored, t5()), (masked, BertForMaskedLM(BERT).eval())):
         draw, rows = random.Random(3), range(objective.n_rows)
         pairs = [objective.corruption.pair(objective.lines[row], draw) for row in rows]
@@ -95,6 +92,6 @@ def test_masks_and_text_are_found_or_asked_for():
         mask_id(Bare(), None)  # type: ignore[arg-type]
     for texts in ([], [""]):
         with pytest.raises(ConfigError, match="the text has no line with tokens"):
-            CausalText(TOKENIZER, texts, 8)
+            TextObjective(TOKENIZER, texts, 8)
     with pytest.raises(ConfigError, match=r"--max-length \(1\) leaves no tokens"):
-        RestoredText(TOKENIZER, TEXTS, 1)
+        TextObjective(TOKENIZER, TEXTS, 1, InfilledSpans(TOKENIZER))
