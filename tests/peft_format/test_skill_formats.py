@@ -22,7 +22,7 @@ from mttl.skills import (
     SkilledModel,
     SparseAdapterInventory,
 )
-from mttl.skills.attach import Placement, attach_kinds
+from mttl.skills.attach import Level, Placement, attach_levels
 
 peft = pytest.importorskip("peft")
 ROUNDING = 2e-6  # float32 arithmetic in another order, through two to four blocks
@@ -73,7 +73,7 @@ def test_norms_go_beside_biases(family, tmp_path):
     backbone, slot = BACKBONES[family](), RoutingSlot()
     biases = Placement(lambda i, o: BitFitInventory(i, o, 3), LINEAR[family])
     norms = Placement(lambda i, o, bias: NormInventory(i, o, 3, bias), ["norms"], "norm")
-    attach_kinds(backbone, [biases, norms], slot=slot, granularity="model")
+    attach_levels(backbone, [Level([biases, norms], slot, "model")])
     model = SkilledModel(backbone, spread(PolytroponRouter(1, 2, 1, 3)), slot).eval()
     for seed, layer in enumerate(model.skilled_layers().values()):
         fill(layer.inventory, seed)
