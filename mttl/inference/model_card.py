@@ -344,7 +344,7 @@ class PromptExport:
     tokenizer: PreTrainedTokenizerBase
     forms: Mapping[str, PromptForm]
     decoder_only: bool
-    generation: GenerationConfig
+    generation: GenerationConfig | None  # None of some encoders
     search: Mapping[str, Any]
     dtype: str
 
@@ -356,7 +356,7 @@ class PromptExport:
             tokenizer=run.tokenizer,
             forms=dict.fromkeys(tasks, run.form),
             decoder_only=is_decoder_only(backbone),
-            generation=getattr(backbone, "generation_config", None),  # raw text needs none
+            generation=getattr(backbone, "generation_config", None),
             search=run.search,
             dtype=str(backbone.dtype).removeprefix("torch."),
         )
