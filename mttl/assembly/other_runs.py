@@ -101,7 +101,7 @@ def _open(one: Any, asked: Mapping[str, str]) -> OtherSkills:
         raise TaskError(
             f"skills.on: name a task of '{one.folder}', as '{one.folder}:TASK' ({names})"
         )
-    task = task or saved.tasks[0]
+    task = task or next(iter(saved.tasks))
     if task not in saved.tasks:
         close = nearest(task, saved.tasks)
         raise TaskError(f"skills.on: '{one.folder}' has no task '{task}' ({names}).{close}")
