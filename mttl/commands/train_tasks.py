@@ -186,8 +186,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
-        if not built.form.texts:
-            baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
+        baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)

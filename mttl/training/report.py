@@ -22,6 +22,7 @@ from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.config.data_schema import Data
 from mttl.io.files import write_table
 from mttl.metrics.crossfit import score_answers
+from mttl.metrics.metric_names import TEXT_METRIC
 from mttl.models.teacher_forcing import forced_inputs
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.processes import rank
@@ -103,8 +104,11 @@ def baseline_results(
 ) -> dict[str, list[Result]]:
     """Return the scores of copying and of the most frequent training answer, on the first sample.
 
-    Among equally frequent answers the first is used. There is a row per task, and the mean.
+    Among equally frequent answers the first is used. There is a row per task, and the mean; the
+    result is empty for raw text.
     """
+    if TEXT_METRIC in metrics.values():  # then all tasks are raw text
+        return {}
     results: dict[str, list[Result]] = {COPY: [], MAJORITY: []}
     for task, metric_name in metrics.items():
         sample = next(sample for sample in data.samples if gym.has_sample(task, sample))
