@@ -51,7 +51,7 @@ class InlineFeedForward(nn.Module):
 
 
 class SplitBlock(nn.Module):
-    """A block of a model like BERT: a part of it, and the projection from the module beside it."""
+    """A block of a model like BERT: its first part, and the projection of the module after it."""
 
     def __init__(self, inner: nn.Module, last: nn.Module) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ def block_places(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     for path, module in modules.items():
         above = f"{path}." if path else ""
         for first, last in _BLOCKS:
-            ends = modules.get(above + first), modules.get(above + last)
-            if ends[0] is not None and ends[1] is not None:
+            ends = [modules[above + name] for name in (first, last) if above + name in modules]
+            if len(ends) == 2:
                 inner, outer = (list(linear_places(end).values()) for end in ends)
                 if inner and outer:
                     inside = first in _SPLIT or (first == "fc1" and is_inline(module))
