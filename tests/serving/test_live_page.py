@@ -91,6 +91,7 @@ def test_rows_are_mixed_group_by_group_as_a_plain_loop_does(run: Built) -> None:
     rows = torch.rand(2, 3, 2, 4)
     fake = replace(run, model=SimpleNamespace(router=GivenRows(rows), routes_tokens=False))
     fake.model.backbone, fake.model.skilled_layers = run.model.backbone, dict
+    fake.model.heads = None
     fake.model.eval, fake.model.parameters = lambda: fake.model, run.model.parameters
     pairs = np.stack([np.random.default_rng(n).permutation(4) for n in range(4)])
     model = live_model(fake, pairs)
