@@ -10,6 +10,7 @@ its tokenizer if data.fit_lengths is set.
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
     from mttl.config.schema import Config
+    from mttl.tasks.head_form import HeadForm
 
 
 def _declare(parser: CommandParser) -> None:
@@ -47,7 +49,7 @@ def main(options: argparse.Namespace) -> None:
     n_processes = options.processes or processes_of(config.trainer)[0]
     config = with_shared_batches(config, n_processes)
     if options.tasks is not None:
-        tasks, options.heads = [f"task {number}" for number in range(options.tasks)], {}
+        tasks, heads = [f"task {number}" for number in range(options.tasks)], {}
     else:
         from mttl.assembly.build_heads import task_heads
         from mttl.assembly.build_router import with_factors
@@ -56,21 +58,23 @@ def main(options: argparse.Namespace) -> None:
 
         config = fitted(config)
         gym, tasks = training_tasks(config)
-        options.heads = task_heads(gym, tasks, config)
+        heads = task_heads(gym, tasks, config)
         config = with_factors(config, gym, tasks)
     report = _compare if options.backbones else _show
-    report(config, tasks, options, n_processes)
+    report(config, tasks, heads, options, n_processes)
 
 
 def _show(
-    config: "Config", tasks: list[str], options: argparse.Namespace, n_processes: int
+    config: "Config",
+    tasks: list[str],
+    heads: "Mapping[str, HeadForm]",
+    options: argparse.Namespace,
+    n_processes: int,
 ) -> None:
     from mttl.assembly.planning.memory_plan import needs_of
 
     quantize = getattr(config.backbone, "quantize", None)
-    plan = needs_of(config, tasks, options.heads).plan(
-        config.trainer.strategy, n_processes, quantize
-    )
+    plan = needs_of(config, tasks, heads).plan(config.trainer.strategy, n_processes, quantize)
     title = f"Memory in GiB per process ({n_processes} in total), {config.data.batch_size} rows"
     table = TextTable(title).words("part").numbers("training", "answering")
     sides = (plan.training, plan.answering)
@@ -85,7 +89,11 @@ def _show(
 
 
 def _compare(
-    config: "Config", tasks: list[str], options: argparse.Namespace, n_processes: int
+    config: "Config",
+    tasks: list[str],
+    heads: "Mapping[str, HeadForm]",
+    options: argparse.Namespace,
+    n_processes: int,
 ) -> None:
     from mttl.assembly.planning.memory_plan import needs_of
 
@@ -101,7 +109,7 @@ def _compare(
     console.print(f"| backbone | {' | '.join(ways)} |")
     console.print(f"|---|{'--:|' * len(ways)}")
     for folder in options.backbones:
-        needs, cells = needs_of(_on(config, folder), tasks, options.heads), []
+        needs, cells = needs_of(_on(config, folder), tasks, heads), []
         for way in ways.values():
             plan = needs.plan(*way)
             fitting = [gib for gib in sorted(options.gpu_memory) if plan.fits(gib)]
