@@ -104,7 +104,7 @@ class JobRun:
             self.form = self._with_examples()
         form = self.form
         samples = [(job.task, [job.sample])]
-        options = {} if form.task_heads else wanted_options(gym, samples, search.mode)
+        options = wanted_options(gym, samples, search.mode)
         self.module.set_options(options, form, per_token=search.per_token)
         if weights := config.adapt.option_weights:
             contrasted = wanted_options(gym, samples, ranking_mode(config))

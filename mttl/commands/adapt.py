@@ -129,8 +129,10 @@ def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[s
     console.print(f"The results are in {folder}", highlight=False)
     if options.save:
         console.print(f"The adapted models are in {folder / 'models'}", highlight=False)
+    answers = not adaptation.run.form.texts
+    if answers and options.save:
         one = f"mttl predict --adapted {model_folder(adaptation.jobs[0])} --in FILE --out FILE"
         console.print(f"Answer a table: {one}", highlight=False, soft_wrap=True)
-    else:
+    elif answers:
         console.print("To predict or serve with the adapted models, repeat the command with --save")
     diverged.report()

@@ -112,9 +112,8 @@ class Predictor:
     def mixture(self, shares: Mapping[str, float]) -> Self:
         """Return a model whose only task has the mean of several tasks' routing weights.
 
-        The task with the largest share determines the form of inputs, the ranked options, and
-        the head.
-        Shares are divided by their sum.
+        The task with the largest share determines the form of inputs, the ranked options and the
+        head. Shares are divided by their sum.
 
         Raises:
             TaskError: If a task is unknown, a share is negative or all are 0, or the model has no

@@ -147,7 +147,7 @@ def _planned(backbone: nn.Module, level: Level, stacks: Stacks) -> Attachment:
         point = placement.attachment_point
         where, found = ATTACHMENT_POINTS[point], stacks[ATTACHMENT_POINTS[point].layer]
         first = None
-        for path, sizes in _chosen(backbone, placement).items():
+        for path, sizes in _chosen(backbone, placement, blocks).items():
             inside = found.setdefault(path, [])
             if any(layer.slot is slot for layer in inside):
                 advice = "give every kind separate targets (attention, mlp, encoder.*, *.q)"
@@ -194,7 +194,9 @@ def _planned(backbone: nn.Module, level: Level, stacks: Stacks) -> Attachment:
     return Attachment(tuple(layers), tuple(groups), coverage)
 
 
-def _chosen(backbone: nn.Module, placement: Placement) -> dict[str, tuple[int, ...]]:
+def _chosen(
+    backbone: nn.Module, placement: Placement, blocks: list[str]
+) -> dict[str, tuple[int, ...]]:
     """Return the sizes of the targeted modules by path."""
     where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer with several paths (tied weights) gets one inventory, under the first path.
@@ -205,8 +207,7 @@ def _chosen(backbone: nn.Module, placement: Placement) -> dict[str, tuple[int, .
         if path not in places and is_foreign(module)
     }
     chosen = choose_layers(
-        *(places, placement.targets, block_paths(backbone)),
-        unknown if where.layer is SkilledLinear else {},
+        *(places, placement.targets, blocks, unknown if where.layer is SkilledLinear else {}),
         words=where.words(backbone, {*places, *unknown}),
         noun=where.noun,
     )

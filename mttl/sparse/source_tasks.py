@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedTokenizerBase
@@ -73,11 +74,8 @@ class HeadedTask:
         self, model: nn.Module, rows: Sequence[int]
     ) -> tuple[Mapping[str, Any], Float[Tensor, "B L D"]]:
         """Return a batch and its last hidden states."""
-        device, batch = (
-            next(model.parameters()).device,
-            self._collate([self._rows[i] for i in rows]),
-        )
-        batch = {k: x.to(device) if torch.is_tensor(x) else x for k, x in batch.items()}
+        collated = self._collate([self._rows[i] for i in rows])
+        batch = move_data_to_device(collated, next(model.parameters()).device)
         inputs = {name: batch[name] for name in INPUTS if name in batch}
         return batch, hidden_states(model, **inputs)
 

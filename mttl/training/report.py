@@ -148,7 +148,8 @@ def result_table(
             columns[split, HEADINGS.get(name, name)] = rows
     table = TextTable("Scores per task (%)", digits=1).words("task", "metric")
     table.numbers(*(heading for _, heading in columns))
-    table.caption = MEANING if any(baselines.values()) else "token-probability: 1 / perplexity"
+    raw = any(result.metric == TEXT_METRIC for result in results)
+    table.caption = f"{TEXT_METRIC}: 1 / perplexity" if raw else MEANING
     if any(math.isnan(result.score) for result in results):
         table.caption += "; nan: undefined, counts as 0 in the mean"
     names = {result.task: result.metric for result in results if result.task != MEAN}

@@ -1,6 +1,8 @@
 """Sparse skills from the command line: learned, stopped, continued, composed, taken off."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -112,19 +114,27 @@ def test_a_masked_model(models, text, tmp_path):
     assert skill.n_entries > 0
 
 
-def test_a_run_that_was_stopped_continues_to_the_same_file(models, text, tmp_path, monkeypatch):
-    given = ["--text", str(text), "--mask", "_", "--density", "0.05"]
-    whole = learn(models["t5"], tmp_path / "whole.safetensors", *given)
-    out = tmp_path / "stopped.safetensors"
-    command, advance = words(models["t5"], out, *given), LotteryTicket.advance
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Interrupt the training after its second and its fifth step."""
+    advance = LotteryTicket.advance
 
     def stopping(self: LotteryTicket) -> None:
         advance(self)
         if self.n_done in (2, 5):
             signal.raise_signal(signal.SIGINT)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LotteryTicket, "advance", stopping)
+        yield
+
+
+def test_a_run_that_was_stopped_continues_to_the_same_file(models, text, tmp_path):
+    given = ["--text", str(text), "--mask", "_", "--density", "0.05"]
+    whole = learn(models["t5"], tmp_path / "whole.safetensors", *given)
+    out = tmp_path / "stopped.safetensors"
+    command = words(models["t5"], out, *given)
+    with interrupted():
         assert run_command(lambda: LEARN.main(command)) == INTERRUPTED
         assert not out.exists()
         assert run_command(lambda: LEARN.main(command)) == USER_MISTAKE  # not without --resume
@@ -298,7 +308,7 @@ def test_a_head_on_top_of_a_language(name, task, metric, models, gym, text, tmp_
 
 @pytest.mark.usefixtures("masking")
 def test_a_stopped_run_with_sources_of_their_own_ends_with_the_same_head(
-    models, gym, text, tmp_path, monkeypatch
+    models, gym, text, tmp_path
 ):
     languages = [tmp_path / f"{name}.safetensors" for name in "ab"]
     for path, seed in zip(languages, (1, 2), strict=True):
@@ -306,16 +316,9 @@ def test_a_stopped_run_with_sources_of_their_own_ends_with_the_same_head(
     tasks = [f"{task}={path}" for task, path in zip(("tags", "tags_2"), languages, strict=True)]
     given = ["--gym", gym, "--task", *tasks, "--density", "0.1"]
     whole = learn(models["bert"], tmp_path / "whole.safetensors", *given)
-    out, advance = tmp_path / "stopped.safetensors", LotteryTicket.advance
+    out = tmp_path / "stopped.safetensors"
     command = words(models["bert"], out, *given)
-
-    def stopping(self: LotteryTicket) -> None:
-        advance(self)
-        if self.n_done in (2, 5):
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LotteryTicket, "advance", stopping)
+    with interrupted():
         assert run_command(lambda: LEARN.main(command)) == INTERRUPTED
         assert run_command(lambda: LEARN.main([*command, "--resume"])) == INTERRUPTED
     assert LEARN.main([*command, "--resume"]) == 0
