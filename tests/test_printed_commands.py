@@ -19,6 +19,7 @@ import pytest
 from helpers.command import ROOT, load_recipe
 from helpers.printed import DOCS, PAGES, Command, commands, figures, text
 from mttl.commands import train
+from mttl.commands.options import task_overrides
 from mttl.config.load import configs_dir, load_any_config
 from mttl.io import yaml12
 from mttl.runtime.command import run_command
@@ -91,7 +92,9 @@ def test_a_printed_command_reads_its_options(command, request) -> None:
     overrides = getattr(options, "override", [])
     fragments = [f"+{name}.yaml" for name in getattr(options, "fragments", []) if "/" in name]
     files += "".join(fragments[-1:])  # settings of all runs, so of the last
-    config = load_any_config(files, overrides)
+    tasks = getattr(options, "tasks", None)
+    given = task_overrides(tasks) if str(tasks).endswith(".yaml") else []
+    config = load_any_config(files, [*given, *overrides])
     for override in overrides:
         key, _, value = override.partition("=")
         section, *names = key.split(".")
