@@ -140,6 +140,8 @@ def main(argv: list[str] | None = None) -> None:
             lines = "\n".join(texts[half:]).encode()
             answer = subprocess.run(tagger, input=lines, stdout=subprocess.PIPE, check=True)
             parsed = answer.stdout.decode().split("\n\n")[:-1]
+            if not parsed:
+                raise SystemExit(f"{pipeline.name} parsed none of {len(texts) - half} sentences")
             cut = len(parsed) * 4 // 5
             for split, part in {"train": parsed[:cut], "test": parsed[cut:]}.items():
                 text = "".join(sentence + "\n\n" for sentence in part)

@@ -14,11 +14,11 @@ pipeline = spacy.load(sys.argv[1], exclude=["ner", "lemmatizer"])
 sys.stdin.reconfigure(encoding="utf-8")
 sys.stdout.reconfigure(encoding="utf-8")
 for doc in pipeline.pipe(line.strip() for line in sys.stdin):
-    roots = [word for word in doc if word.head is word]
+    roots = [word for word in doc if word.head == word]
     if len(roots) != 1 or any(word.is_space or not word.pos_ or not word.dep_ for word in doc):
         continue
     for word in doc:
-        head = 0 if word.head is word else word.head.i + 1
+        head = 0 if word.head == word else word.head.i + 1
         relation = "root" if head == 0 else word.dep_.lower().split(":")[0]
         cells = [word.i + 1, word.text, "_", word.pos_, "_", "_", head, relation, "_", "_"]
         print(*cells, sep="\t")
