@@ -4,27 +4,37 @@ mttl compare --out runs/compare
 mttl compare --folds 5 --out runs/folds
 mttl compare --methods polytropon shared --seeds 13 --steps 200 --out runs/try
 mttl compare --methods polytropon --method mine=my_router.yaml --out runs/mine
+mttl compare -c babyai.yaml --methods polytropon shared --out runs/levels
 mttl compare runs/seed13 runs/seed14 runs/seed15
 mttl compare --runs polytropon=runs/p13,runs/p14 mine=runs/m13,runs/m14 --out runs/both
 
 A method is `mttl train -c crossfit.yaml+<fragment>` and then `mttl adapt`, each in its own process;
-with --folds F, F times per seed. Finished runs are reused, interrupted ones continue. --method adds
-a method from a configuration file, which adaptation uses as well. --runs uses finished runs, one
-per seed; --methods and --method then name what is trained in addition. Differences are paired by
-task, seed and few-shot sample. RUN arguments without names are runs that differ only in their
-seeds; their scores are summarised. OUT gets table.md, table.csv and scores.csv after each method.
+with --folds F, F times per seed. For policies (-c babyai.yaml), steps are rollouts. Finished runs
+are reused, interrupted ones continue. --method adds a method from a configuration file, which
+adaptation uses as well. --runs uses finished runs, one per seed; --methods and --method then name
+what is trained in addition. Differences are paired by task, seed and few-shot sample. RUN arguments
+without names are runs that differ only in their seeds; their scores are summarised. OUT gets
+table.md, table.csv and scores.csv after each method.
 """
 
 import argparse
 from pathlib import Path
 
-from mttl.commands.comparison.methods import METHODS, REFERENCE, VARIANTS, custom_methods, plan
+from mttl.commands.comparison.methods import (
+    METHODS,
+    POLICY_METHODS,
+    REFERENCE,
+    VARIANTS,
+    custom_methods,
+    plan,
+)
 from mttl.commands.options import LIST, POSITIVE, CommandParser, command
 from mttl.io.errors import ConfigError, MttlError
 from mttl.runtime.command import make_console, say
 
 # A task with thousands of training rows in one fold is unseen in another, which gets a few of them.
 FEW = 32
+STEPS, ADAPT_STEPS = 500, 60  # of text-to-text tasks
 COMPARED = "what is compared"  # option group
 # Options that are valid with --runs alone.
 OF_RUNS = ("--runs", "--reference", "--out", "--trust")
@@ -34,8 +44,10 @@ def _declare(parser: CommandParser) -> None:
     add = parser.group(COMPARED).add_argument
     help = "runs that differ only in their seeds: print mean and deviation of scores, and exit"
     add("seeds_of_one", nargs="*", type=Path, metavar="RUN", help=help)
-    help = f"methods to train, of {', '.join(METHODS)} (all)"
-    add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=help)
+    help = f"methods to train (all), of {', '.join(METHODS)}; "
+    help += f"for policies of {', '.join(POLICY_METHODS)}"
+    known = METHODS | POLICY_METHODS
+    add("--methods", nargs="+", choices=known, metavar="METHOD", help=help)
     help = "custom method with its configuration; may be repeated"
     add("--method", action="append", default=[], metavar="NAME=FILE[+FILE...]", help=help)
     help = "methods with finished runs; shipped methods are then trained only with --methods"
@@ -58,9 +70,10 @@ def _declare(parser: CommandParser) -> None:
     add = parser.work.add_argument
     help = "seeds of training and adaptation (13 14 15)"
     add("--seeds", type=int, nargs="+", default=[13, 14, 15], metavar="N", help=help)
-    add("--steps", **POSITIVE, default=500, help="optimizer steps of training (%(default)s)")
-    help = "optimizer steps of each adaptation job (%(default)s)"
-    add("--adapt-steps", **POSITIVE, default=60, help=help)
+    help = f"optimizer steps of training ({STEPS}); rollouts of policies (those of the file)"
+    add("--steps", **POSITIVE, help=help)
+    help = f"optimizer steps of each adaptation ({ADAPT_STEPS}); rollouts of policies"
+    add("--adapt-steps", **POSITIVE, help=help)
     help = "cross-validation: train F times, with every task unseen once"
     apart("--folds", **dict(POSITIVE, metavar="F"), help=help)
     help = "do not score the training tasks (for large backbones, where scoring is slow)"
@@ -87,11 +100,25 @@ def main(options: argparse.Namespace) -> None:
         make_console().print(summary(options.seeds_of_one), markup=False, soft_wrap=True)
         return
     from mttl.commands.comparison.comparison_folder import MethodComparison, carry_out
+    from mttl.commands.comparison.policy_comparison import PolicyComparison
     from mttl.commands.comparison.result_tables import write_tables
     from mttl.commands.comparison.tables import check_rows
+    from mttl.config.babyai_schema import BabyAIConfig
+    from mttl.config.load import load_any_config
 
+    kind, methods, budget = MethodComparison, METHODS, (STEPS, ADAPT_STEPS)
+    common = load_any_config(options.config, options.override, as_written=True)
+    if isinstance(common, BabyAIConfig):
+        kind, methods = PolicyComparison, POLICY_METHODS
+        assert common.trainer.max_epochs is not None  # required for policies
+        budget = common.trainer.max_epochs, common.adapt.n_updates
     own = custom_methods(options.method, options.modes or ())
-    shipped = METHODS if options.methods is None and not options.runs else options.methods or ()
+    shipped = methods if options.methods is None and not options.runs else options.methods or ()
+    if other := [name for name in shipped if name not in methods]:
+        raise MttlError(
+            f"--methods {other[0]} does not exist for '{options.config}'; choose from "
+            f"{', '.join(methods)}"
+        )
     names = [*shipped, *own]
     existing = read_runs(options.runs, names)
     everything = [*names, *(runs.name for runs in existing)]
@@ -102,18 +129,18 @@ def main(options: argparse.Namespace) -> None:
             f"the reference {reference} is not among the compared methods: add it to --methods, or "
             f"choose --reference from {', '.join(everything)}"
         )
-    comparison = MethodComparison(
+    comparison = kind(
         out=Path(options.out),
         config=options.config,
-        steps=options.steps,
-        adapt_steps=options.adapt_steps,
+        steps=options.steps or budget[0],
+        adapt_steps=options.adapt_steps or budget[1],
         tasks=options.tasks,
         samples=options.samples,
         overrides=tuple(options.override),
         examples=FEW if options.folds and options.examples is None else options.examples,
         n_folds=options.folds,
         unseen_only=options.unseen_only,
-        methods=METHODS | own,
+        methods=methods | own,
         reference=reference,
     )
     folds = (0,) if options.folds is None else range(1, options.folds + 1)
@@ -124,8 +151,7 @@ def main(options: argparse.Namespace) -> None:
         scores = [score for runs in existing for score in runs.scores]
         check_rows(scores)
         if plans:
-            tasks = set(comparison.gym.tasks())
-            check_rows([x for x in scores if x.task in tasks], comparison.gym.digest)
+            comparison.check_scored_rows(scores)
     text = carry_out(
         comparison, plans, options.workers, lambda: write_tables(comparison, plans, existing)
     )

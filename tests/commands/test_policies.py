@@ -132,6 +132,38 @@ def test_success_rates_are_compared_like_test_scores(files: Path) -> None:
     assert (seen, unseen) == (greedy, {"GoToObj": 100 * result["greedy"]})
 
 
+def test_methods_for_policies_are_trained_adapted_and_compared(files, commands, refused) -> None:
+    """A private policy learns a new level from scratch; a custom method uses its file there too."""
+    out, own = files / "trained", files / "dense.yaml"
+    own.write_text("skills: {kind: dense, n_skills: 2}\n")
+    given = ["-c", f"{files / 'tiny.yaml'}", "--out", f"{out}", "--seeds", "3", "--steps", "1"]
+    given += ["--adapt-steps", "1", "--workers", "1", "--method", f"own={own}"]
+    given += ["--reference", "own", "-k", "rl.levels=[GoToObjS4]", "rl.n_slots=1"]
+    given += ["rl.evaluation.n_episodes=1", "rl.ppo.n_minibatches=1"]
+    for _ in range(2):  # finished runs are not repeated
+        assert compare.main(["--methods", "private", "--modes", "zero_shot", *given]) == 0
+        done = [words[2] for words in commands]
+        assert done == ["train", "adapt", "train", "adapt", "adapt"]
+    scores = {(x["method"], x["mode"], x["task"]) for x in read_csv(out / "scores.csv")}
+    assert scores == {
+        *((method, "", "GoToObjS4") for method in ("private", "own")),
+        *((method, "all", "GoToObj") for method in ("private", "own")),
+        ("own", "zero_shot", "GoToObj"),
+    }
+    kept = out / "private" / "seed3" / "adapt-all" / "config.yaml"
+    assert yaml12.parse(kept.read_text())["adapt"]["mode"] == "from_scratch"
+    assert yaml12.parse(kept.read_text())["adapt"]["n_updates"] == 1
+    assert "1 rollouts of training, 1 of each adaptation" in (out / "table.md").read_text()
+    for words, message in (
+        (["--methods", "c_poly"], "--methods c_poly does not exist for"),
+        (["--examples", "4"], "--examples is only for text-to-text tasks"),
+        (["--tasks", "GoToObjS4"], "GoToObjS4 is trained on: name new levels by --tasks"),
+        (["-k", "adapt.levels=[]"], "adapt.levels is empty"),
+        (["-k", "trainer.max_epochs=2"], "set by the comparison (--steps); remove it"),
+    ):
+        assert message in refused(compare.main, *given, *words)
+
+
 @pytest.mark.parametrize("setting", ["adapt.lr", "optim.lr"])
 def test_trials_are_scored_on_other_episodes(
     files: Path, monkeypatch: pytest.MonkeyPatch, setting: str

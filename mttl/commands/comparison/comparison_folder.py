@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mttl.adaptation.plan import Results, check_rows, new_tasks, plan_jobs, read_samples
 from mttl.adaptation.resumable_jobs import keep_settings
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes
-from mttl.config.load import dump_config, load_config
+from mttl.commands.comparison.tables import TaskScore
+from mttl.commands.comparison.tables import check_rows as check_scores
+from mttl.config.load import dump_config, load_any_config, load_config
 from mttl.config.schema import Adapt, Config
 from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
@@ -26,18 +28,14 @@ from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import SIDES, Partition, select_tasks
 
-# Settings that the comparison sets itself, with the option for each.
+# Settings that every comparison sets itself, with the option for each.
 OWN_SETTINGS = {
     "run.dir": " (--out)",
     "run.name": "",
     "run.seed": " (--seeds)",
-    "data.evaluate": " (--unseen-only)",
-    "trainer.max_steps": " (--steps)",
     "adapt.mode": " (--modes)",
     "adapt.init": "",
     "adapt.seeds": " (--seeds)",
-    "adapt.examples": " (--examples)",
-    "adapt.max_steps": " (--adapt-steps)",
 }
 FOLD_SEED = 13  # the same folds in every comparison
 Write = Callable[[], str]  # writes and returns the tables of all finished runs
@@ -46,6 +44,15 @@ Write = Callable[[], str]  # writes and returns the tables of all finished runs
 @dataclass(frozen=True)
 class MethodComparison:
     """Folder and common settings of a comparison: the options of `mttl compare`."""
+
+    unit: ClassVar[str] = "steps"  # of `steps` and `adapt_steps`
+    own_settings: ClassVar[Mapping[str, str]] = {
+        **OWN_SETTINGS,
+        "data.evaluate": " (--unseen-only)",
+        "trainer.max_steps": " (--steps)",
+        "adapt.examples": " (--examples)",
+        "adapt.max_steps": " (--adapt-steps)",
+    }
 
     out: Path
     config: str
@@ -75,7 +82,7 @@ class MethodComparison:
 
     def files(self, item: Plan) -> str:
         """Return the configuration files of one training."""
-        return f"{self.config}+{self.methods[item.name].fragment}"
+        return "+".join(filter(None, (self.config, self.methods[item.name].fragment)))
 
     def adapt_files(self, item: Plan) -> str:
         """Return the configuration files of its adaptations."""
@@ -86,11 +93,16 @@ class MethodComparison:
         fold = self.out / "folds" / f"fold{item.fold}.json"
         return [*self.overrides, *([path_setting("data.partition", fold)] if item.fold else [])]
 
+    def place(self, item: Plan) -> list[str]:
+        """Return the settings of the folder and seed of one training."""
+        folder = self.run_folder(item)
+        where = path_setting("run.dir", folder.parent), f"run.name={folder.name}"
+        return [*where, f"run.seed={item.seed}"]
+
     def training(self, item: Plan) -> list[str]:
         """Return the settings of one training."""
         return [
-            *(path_setting("run.dir", self.run_folder(item).parent), f"run.name=seed{item.seed}"),
-            *(f"run.seed={item.seed}", f"trainer.max_steps={self.steps}"),
+            *(*self.place(item), f"trainer.max_steps={self.steps}"),
             f"trainer.val_check_interval={self.steps}",
             f"data.evaluate={'[]' if self.unseen_only else '[test]'}",
             path_setting("data.cache_dir", self.out / ".cache"),
@@ -135,11 +147,21 @@ class MethodComparison:
         """The configuration of all runs."""
         return load_config(self.config, list(self.overrides))
 
+    def check_overrides(self) -> None:
+        """Raise a `ConfigError` for overrides that the comparison sets itself."""
+        given = {text.partition("=")[0].strip() for text in self.overrides}
+        for name in given & self.own_settings.keys():
+            option = self.own_settings[name]
+            raise ConfigError(f"-k {name} is set by the comparison{option}; remove it")
+
+    def check_scored_rows(self, scores: Sequence[TaskScore]) -> None:
+        """Raise an `MttlError` if the tasks of finished runs have other rows now."""
+        tasks = set(self.gym.tasks())
+        check_scores([score for score in scores if score.task in tasks], self.gym.digest)
+
     def check(self, plans: list[Plan]) -> None:
         """Check all settings before the first training begins."""
-        given = {text.partition("=")[0].strip() for text in self.overrides}
-        for name in given & OWN_SETTINGS.keys():
-            raise ConfigError(f"-k {name} is set by the comparison{OWN_SETTINGS[name]}; remove it")
+        self.check_overrides()
         if self.n_folds is not None and self.tasks != "test":
             raise ConfigError(
                 f"--tasks {self.tasks} does not work with --folds, where all are unseen once"
@@ -177,13 +199,13 @@ class MethodComparison:
         """Write the common settings, or reject a folder with different settings."""
         overrides, began = list(self.overrides), f"since the comparison in '{self.out}' began"
         # As written, because `auto` is resolved per method.
-        common = load_config(self.config, overrides, as_written=True).model_dump(mode="json")
+        common = load_any_config(self.config, overrides, as_written=True).model_dump(mode="json")
         kept = yaml12.dump({**self.shared_settings(), "settings": common})
         problem = f"the comparison in '{self.out}' was made with other settings"
         keep_settings(self.out / "comparison.yaml", kept, problem)
         for name, method in self.methods.items():
             if method.adapts_by_fragment:
-                text = dump_config(load_config(self.files(Plan(name, 0)), overrides))
+                text = dump_config(load_any_config(self.files(Plan(name, 0)), overrides))
                 path = self.out / "methods" / f"{name}.yaml"
                 advice = "Restore its file, or choose another name for it"
                 keep_settings(path, text, f"the method '{name}' has changed {began}", advice)

@@ -41,7 +41,7 @@ def published(*settings: str) -> tuple[AdaptationVariant, ...]:
 class Method:
     """Settings of training and adaptation of a method; the first variant is the main one."""
 
-    fragment: str  # configuration files merged onto the common one, joined by +
+    fragment: str  # configuration files merged onto the common one, joined by +; may be empty
     settings: tuple[str, ...] = ()  # overrides of training
     variants: tuple[AdaptationVariant, ...] = MODE_VARIANTS[:1]
     adapts_by_fragment: bool = False  # use the files in adaptation too
@@ -76,6 +76,19 @@ METHODS: dict[str, Method] = {
     "token_top2": Method("router/token_top2.yaml"),
     "token_switch": Method("router/token_switch.yaml"),
 }
+# Those for BabyAI's levels; Polytropon is the common configuration. A new level of Private gets an
+# untrained policy.
+POLICY_METHODS: dict[str, Method] = {
+    "polytropon": Method("", variants=MODE_VARIANTS),
+    "private": Method(
+        "babyai/private.yaml",
+        variants=(AdaptationVariant("all", ("adapt.mode=from_scratch",)),),
+    ),
+    **{
+        name: Method(f"babyai/{name}.yaml")
+        for name in ("shared", "expert", "polytropon_ibp", "dense")
+    },
+}
 # Routers without parameters.
 FIXED_ROUTERS = ("shared", "private", "average", "random", "expert", "none")
 VARIANTS = (*MODES, "nearest_task")
@@ -90,7 +103,7 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
         name, _, fragment = text.partition("=")
         if not re.fullmatch(r"\w[\w-]*", name) or not fragment:
             raise MttlError(f"--method '{text}' must be NAME=FILE, NAME of letters and digits")
-        if name in METHODS or name in found:
+        if name in METHODS or name in POLICY_METHODS or name in found:
             raise MttlError(f"--method {name}: another method has this name; choose another")
         for file in fragment.split("+"):
             find_file(file, suffix=".yaml")

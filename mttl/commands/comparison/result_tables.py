@@ -152,7 +152,7 @@ def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
     ended = sum(comparison.has_ended(item) for item in plans)
     overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
     text = (
-        f"`{comparison.config}`{overrides}: {comparison.steps} steps of training, "
+        f"`{comparison.config}`{overrides}: {comparison.steps} {comparison.unit} of training, "
         f"{comparison.adapt_steps} of each adaptation, seeds {', '.join(map(str, seeds))}"
     )
     if comparison.samples:

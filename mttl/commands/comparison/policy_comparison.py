@@ -1,0 +1,65 @@
+"""Comparison of methods that train policies for BabyAI's levels."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from mttl.commands.comparison.comparison_folder import OWN_SETTINGS, MethodComparison
+from mttl.commands.comparison.methods import AdaptationVariant, Plan
+from mttl.commands.comparison.tables import TaskScore
+from mttl.commands.name_checks import check_levels
+from mttl.config.babyai_schema import BabyAIConfig, PolicyAdapt
+from mttl.config.load import load_any_config
+from mttl.config.train_only_keys import of_training
+from mttl.io.errors import ConfigError
+
+
+class PolicyComparison(MethodComparison):
+    """A comparison whose tasks are levels; steps are rollouts, or passes over demonstrations."""
+
+    unit: ClassVar[str] = "rollouts"
+    own_settings: ClassVar[Mapping[str, str]] = {
+        **OWN_SETTINGS,
+        "trainer.max_epochs": " (--steps)",
+        "adapt.n_updates": " (--adapt-steps)",
+    }
+
+    def training(self, item: Plan) -> list[str]:
+        """Return the settings of one training."""
+        settings = *self.overrides, *self.methods[item.name].settings
+        return [*self.place(item), f"trainer.max_epochs={self.steps}", *settings]
+
+    def adaptation(self, item: Plan, variant: AdaptationVariant) -> list[str]:
+        """Return the settings of one adaptation."""
+        return [
+            *(f"adapt.seeds=[{item.seed}]", f"adapt.n_updates={self.adapt_steps}"),
+            *(
+                x
+                for x in self.overrides
+                if not of_training(x.partition("=")[0].strip(), PolicyAdapt)
+            ),
+            *(*variant.settings, *self.methods[item.name].adapt_settings),
+        ]
+
+    def check(self, plans: list[Plan]) -> None:
+        """Check all settings and levels before the first training begins."""
+        self.check_overrides()
+        of_text = {"--samples": self.samples, "--examples": self.examples, "--folds": self.n_folds}
+        for option, given in {**of_text, "--unseen-only": self.unseen_only or None}.items():
+            if given is not None:
+                raise ConfigError(f"{option} is only for text-to-text tasks; leave it out")
+        for item in {item.name: item for item in plans}.values():
+            config = load_any_config(self.files(item), self.training(item))
+            assert isinstance(config, BabyAIConfig)
+            seen = check_levels(config.rl.levels, "rl.levels")
+            named = self.tasks not in ("test", "dev")
+            unseen = check_levels(
+                self.tasks.split(",") if named else config.adapt.levels, "--tasks"
+            )
+            if not unseen or (both := [level for level in unseen if level in seen]):
+                problem = f"{', '.join(both)} is trained on" if unseen else "adapt.levels is empty"
+                raise ConfigError(f"{problem}: name new levels by --tasks or adapt.levels")
+            for variant in item.variants:
+                load_any_config(self.adapt_files(item), self.adaptation(item, variant))
+
+    def check_scored_rows(self, scores: Sequence[TaskScore]) -> None:
+        """Check nothing: the episodes of a level follow from its name and `rl.evaluation`."""
