@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -71,11 +72,12 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
         "svg": {"metadata": {"Date": None}},
         "pdf": {"metadata": {"CreationDate": None}},
     }
-    fonts |= {"savefig.bbox": "tight", "savefig.pad_inches": 2 * GAP}
+    # "tight" would measure the figure once per format.
+    size = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer()).padded(2 * GAP)
     with matplotlib.rc_context(fonts):
         for suffix, settings in formats.items():
             with atomic_path(Path(f"{path}.{suffix}")) as temporary:
-                figure.savefig(temporary, format=suffix, **settings)
+                figure.savefig(temporary, format=suffix, bbox_inches=size, **settings)
     return [Path(f"{path}.{suffix}") for suffix in formats]
 
 

@@ -14,6 +14,8 @@ from helpers.command import column, train
 from helpers.nodes import train_on_two
 from mttl.checkpoints.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow  # two processes, twice
+
 SETTINGS = (
     *("moe.n_experts=4", "moe.balance.global_statistics=true", "trainer.gradient_clip_val=0.05"),
     *("optim.schedule=constant", "optim.warmup=0", "moe.experts.kind=feed_forward"),
@@ -41,7 +43,6 @@ def runs(config: str) -> tuple[RunFolder, RunFolder]:
     return one, RunFolder(one.path.parent / "two")
 
 
-@pytest.mark.slow
 def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
     one, two = runs
     for name in ("train/loss", "train/switch", "val/loss"):
@@ -51,7 +52,6 @@ def test_the_loss_curve_is_that_of_one_process(runs: tuple[RunFolder, RunFolder]
         assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-4), name
 
 
-@pytest.mark.slow
 def test_files_and_checkpoints_are_those_of_one_process(runs: tuple[RunFolder, RunFolder]) -> None:
     for path in ("skills.safetensors", "router.safetensors"):
         expected, found = (load_file(run.skills / path) for run in runs)
