@@ -43,7 +43,7 @@ def read_sentences(
 
 
 def read_conll(
-    path: str | Path, columns: Sequence[str] = ("words", "tags"), *, strict: bool = False
+    path: str | Path, columns: Sequence[str] = ("words", "tags")
 ) -> Iterator[dict[str, Any]]:
     """Yield the sentences of a file of columns, such as that of CoNLL-2003.
 
@@ -53,16 +53,17 @@ def read_conll(
     Args:
         path: UTF-8 file.
         columns: Names of all columns; ``_`` skips one.
-        strict: Whether ``I-`` or ``E-`` at the start of a span is an error.
 
     Raises:
-        TaskError: If the file is missing or damaged, or a line is malformed.
+        TaskError: If the file is missing or damaged, a line is malformed, or some spans start with
+            ``I-`` where others start with ``B-``.
     """
+    starts: dict[bool, tuple[int, str]] = {}
     for sentence in _columns(path, columns):
         rows = zip(*(cells for _, cells in sentence), strict=True)
         record = {name: list(row) for name, row in zip(columns, rows, strict=True) if name != "_"}
         if "tags" in record:
-            record["tags"] = _begun(record["tags"], sentence, path, strict)
+            record["tags"] = _begun(record["tags"], sentence, path, starts)
         yield record
 
 
@@ -187,15 +188,26 @@ def _require_cells(cells: Sequence[str], n: int, place: str) -> None:
         raise TaskError(f"{place}: {problem}; correct it, or name all columns")
 
 
-def _begun(tags: list[str], sentence: _Sentence, path: str | Path, strict: bool) -> list[str]:
-    """Return tags whose spans start with ``B-``; if strict, others are errors."""
+def _begun(
+    tags: list[str], sentence: _Sentence, path: str | Path, starts: dict[bool, tuple[int, str]]
+) -> list[str]:
+    """Return tags whose spans start with ``B-``.
+
+    IOB1 has ``B-`` only after a span, so a file with it elsewhere must start all spans so;
+    ``starts`` has the first line with such a ``B-`` (true), and the first with another start.
+    """
     found = ["O"]
     for (number, _), tag in zip(sentence, tags, strict=True):
-        inside = found[-1][:2] in ("B-", "I-") and found[-1][2:] == tag[2:]
-        if strict and tag[:2] in ("I-", "E-") and not inside:
-            problem = f"{shown(tag)} follows {shown(found[-1])}, but a span starts with B- or S-"
-            raise TaskError(f"{path}, line {number}: {problem}; correct it, or read without strict")
-        found.append(f"B-{tag[2:]}" if tag[:2] == "I-" and not inside else tag)
+        before, prefix = found[-1], tag[:2]
+        inside = before[:2] in ("B-", "I-") and before[2:] == tag[2:]
+        begun = prefix == "B-" and before == "O"
+        if begun or (prefix in ("I-", "E-") and not inside):
+            starts.setdefault(begun, (number, tag))
+        if len(starts) == 2:
+            (wrong, first), (other, second) = starts[False], starts[True]
+            problem = f"a span starts with {shown(first)}, but in line {other} with {shown(second)}"
+            raise TaskError(f"{path}, line {wrong}: {problem}; start all spans with B-")
+        found.append(f"B-{tag[2:]}" if prefix == "I-" and not inside else tag)
     return found[1:]
 
 
