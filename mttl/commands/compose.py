@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command
+from mttl.commands.sparse import prompt_form, task_objective
 from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.files import new_folder
 from mttl.io.reading import require_file
@@ -97,44 +98,35 @@ def score(
     """Answer a task and print its score; ``headed`` are the skills with a head."""
     import torch
 
-    from mttl.data.encode import TextEncoder
     from mttl.inference.predictor import answer_texts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
-    from mttl.sparse.source_tasks import HeadedTask
 
-    rows, form = gym.rows(options.score, options.split, options.sample), gym.head(options.score)
+    task, split, decoder_only = options.score, options.split, is_decoder_only(model)
+    rows, form = gym.rows(task, split, options.sample), prompt_form(options, gym, task)
     if torch.cuda.is_available():
         torch.nn.Module.cuda(model)
-    heads = read_head(options.score, form, model, headed)
-    prefix = f"[{options.score}] " if options.prefix else ""
+    heads = read_head(task, gym.head(task), model, headed)
     with counting(make_console(stderr=True), "answering", len(rows)) as count:
-        if form is not None and heads is not None:
-            task = HeadedTask(tokenizer, options.max_length, form, rows, heads, prefix)
-            answers = task.answers(model, count.advance)
+        if heads is not None:
+            objective = task_objective(options, gym, task, split, model, tokenizer, heads)
+            answers = objective.answers(model, count.advance)
         else:
             generate: Any = model.generate
-            encoder = TextEncoder(
-                tokenizer,
-                decoder_only=is_decoder_only(model),
-                max_input_length=options.max_length,
-                max_output_length=options.max_output_length,
-            )
             answers = answer_texts(
                 lambda _, **settings: generate(**settings),
-                encoder,
-                [prefix + row.input for row in rows],
-                decoder_only=is_decoder_only(model),
+                form.encoder(tokenizer, decoder_only=decoder_only),
+                [form.text(task, row.input) for row in rows],
+                decoder_only=decoder_only,
                 device=model.device,
                 on_rows=count.advance,
                 max_new_tokens=options.max_output_length,
                 do_sample=False,
             )
-    metric = gym.metric(options.score)
+    metric = gym.metric(task)
     whole = [row.outputs for row in rows], [row.source for row in rows]
     value = 100 * score_answers(metric, answers, *whole)
-    shown = f"{options.score}, {options.split} rows: {metric} {value:.1f} % of {len(rows)}"
-    make_console().print(shown)
+    make_console().print(f"{task}, {split} rows: {metric} {value:.1f} % of {len(rows)}")
 
 
 def read_head(

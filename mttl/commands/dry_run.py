@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -10,18 +11,17 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning import Callback
+from torch import nn
 
 from mttl.assembly.build_backbone import build_tokenizer
-from mttl.assembly.build_heads import task_heads
-from mttl.assembly.build_router import with_factors
 from mttl.assembly.model import build_model
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.assembly.planning.memory_plan import GIB, needs_of
 from mttl.assembly.trainer import processes_of, with_shared_batches
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.commands.train_tasks import build_module, dated, fitted
+from mttl.commands.train_tasks import build_module, dated, fitted, with_tasks
 from mttl.config.schema import Config, Trainer
-from mttl.data.chosen_tasks import cache_folder, training_tasks
+from mttl.data.chosen_tasks import cache_folder
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
 from mttl.models.backbone import is_decoder_only
@@ -38,9 +38,7 @@ def dry_run(config: Config) -> None:
     pl.seed_everything(config.run.seed, verbose=False)
     folder = RunFolder(Path(config.run.dir) / config.run.name)
     config = with_shared_batches(fitted(dated(config, folder, resume=False)), n_processes)
-    gym, tasks = training_tasks(config)
-    heads = task_heads(gym, tasks, config)
-    config = with_factors(config, gym, tasks)
+    config, gym, tasks, heads = with_tasks(config)
     model = fake_model(config, tasks, heads)
     cached = {"cache_dir": str(cache_folder(config)), "global_batch_size": None}
     data = TextToTextDataModule(
@@ -49,8 +47,6 @@ def dry_run(config: Config) -> None:
         seed=config.run.seed,
         form=PromptForm.of(config.data).model_copy(update={"task_heads": heads}),
     )
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    trained, total = sum(n for n, needed in sizes if needed), sum(n for n, _ in sizes)
     quantize = getattr(config.backbone, "quantize", None)
     plan = needs_of(config, tasks, heads).plan(config.trainer.strategy, n_processes, quantize)
     rows, n_steps = _rows_and_steps(config, data, n_processes)
@@ -64,13 +60,21 @@ def dry_run(config: Config) -> None:
         seconds = _seconds_per_step(config, data)
         pace = f"{seconds:.2g} s per step, about {seconds * n_steps / 60:,.0f} minutes for all; "
         pace += f"from {WARM_UP + TIMED} steps on one device, without validation and scoring"
-    table = TextTable(f"Dry run of '{config.run.name}'").words("", "")
-    table.add("tasks", f"{len(tasks)} with {len(data.train_rows):,} training rows")
-    table.add("parameters", f"{trained:,} of {total:,} are trained")
-    table.add("rows per step", rows)
-    table.add("steps", f"{n_steps:,}")
-    table.add("memory", f"{plan.peak / GIB:.2f} GiB per process (parts: mttl plan)")
-    table.add("time", pace)
+    first = {"tasks": f"{len(tasks)} with {len(data.train_rows):,} training rows"}
+    memory = f"{plan.peak / GIB:.2f} GiB per process (parts: mttl plan)"
+    facts = {"rows per step": rows, "steps": f"{n_steps:,}", "memory": memory, "time": pace}
+    print_plan(config.run.name, model, first, facts)
+
+
+def print_plan(
+    name: str, model: nn.Module, first: Mapping[str, str], facts: Mapping[str, str]
+) -> None:
+    """Print facts about a training, and the size of its model after the first ones."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    trained, total = sum(n for n, needed in sizes if needed), sum(n for n, _ in sizes)
+    table = TextTable(f"Dry run of '{name}'").words("", "")
+    for row in {**first, "parameters": f"{trained:,} of {total:,} are trained", **facts}.items():
+        table.add(*row)
     make_console().print(table)
 
 

@@ -11,10 +11,8 @@ from mttl.assembly.trainer import processes_of, with_shared_slots
 from mttl.babyai.build_policy import build_policies
 from mttl.babyai.train import environment_errors, learning_of
 from mttl.commands.comparison.stages import peak_memory
-from mttl.commands.dry_run import TIMED, WARM_UP, StepTimes, short_trainer
+from mttl.commands.dry_run import TIMED, WARM_UP, StepTimes, print_plan, short_trainer
 from mttl.config.babyai_schema import BabyAIConfig
-from mttl.runtime.command import make_console
-from mttl.runtime.text_table import TextTable
 
 
 @environment_errors("Nothing was written")
@@ -25,8 +23,6 @@ def dry_run(config: BabyAIConfig) -> None:
     levels, rl = check_levels(config.rl.levels), with_shared_slots(config.rl, n_processes)
     model = build_policies(config, levels)
     learning = learning_of(config.model_copy(update={"rl": rl}), model, levels)
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    trained, total = sum(n for n, needed in sizes if needed), sum(n for n, _ in sizes)
     per_level = f"{rl.n_slots} environments, {rl.ppo.n_steps} steps of each per rollout"
     warm = timed = rl.ppo.n_epochs * rl.ppo.n_minibatches  # steps per rollout
     if rl.demonstrations:
@@ -48,11 +44,6 @@ def dry_run(config: BabyAIConfig) -> None:
             pace += f"from {warm + timed} steps on one device, without evaluation"
             mib = torch.cuda.max_memory_allocated() / 2**20 or peak_memory(os.getpid())
             memory = f"{mib / 2**10:.2f} GiB at the peak of these steps"
-    table = TextTable(f"Dry run of '{config.run.name}'").words("", "")
-    table.add("levels", f"{len(levels)}: {', '.join(levels)}")
-    table.add("parameters", f"{trained:,} of {total:,} are trained")
-    table.add("per level", f"{n_processes} × {per_level}")
-    table.add("steps", f"{n_steps:,}")
-    table.add("memory", memory)
-    table.add("time", pace)
-    make_console().print(table)
+    first = {"levels": f"{len(levels)}: {', '.join(levels)}"}
+    facts = {"per level": f"{n_processes} × {per_level}", "steps": f"{n_steps:,}"}
+    print_plan(config.run.name, model, first, {**facts, "memory": memory, "time": pace})

@@ -10,9 +10,10 @@ its tokenizer if data.fit_lengths is set.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mttl.commands.name_checks import check_tasks
 from mttl.commands.options import POSITIVE, CommandParser, command
@@ -21,7 +22,6 @@ from mttl.runtime.text_table import TextTable
 
 if TYPE_CHECKING:
     from mttl.config.schema import Config
-    from mttl.tasks.head_form import HeadForm
 
 
 def _declare(parser: CommandParser) -> None:
@@ -48,33 +48,23 @@ def main(options: argparse.Namespace) -> None:
 
     n_processes = options.processes or processes_of(config.trainer)[0]
     config = with_shared_batches(config, n_processes)
+    from mttl.assembly.planning.memory_plan import needs_of
+
     if options.tasks is not None:
         tasks, heads = [f"task {number}" for number in range(options.tasks)], {}
     else:
-        from mttl.assembly.build_heads import task_heads
-        from mttl.assembly.build_router import with_factors
-        from mttl.commands.train_tasks import fitted
-        from mttl.data.chosen_tasks import training_tasks
+        from mttl.commands.train_tasks import fitted, with_tasks
 
-        config = fitted(config)
-        gym, tasks = training_tasks(config)
-        heads = task_heads(gym, tasks, config)
-        config = with_factors(config, gym, tasks)
+        config, _, tasks, heads = with_tasks(fitted(config))
     report = _compare if options.backbones else _show
-    report(config, tasks, heads, options, n_processes)
+    report(config, partial(needs_of, tasks=tasks, heads=heads), options, n_processes)
 
 
 def _show(
-    config: "Config",
-    tasks: list[str],
-    heads: "Mapping[str, HeadForm]",
-    options: argparse.Namespace,
-    n_processes: int,
+    config: "Config", needs_of: Callable[..., Any], options: argparse.Namespace, n_processes: int
 ) -> None:
-    from mttl.assembly.planning.memory_plan import needs_of
-
     quantize = getattr(config.backbone, "quantize", None)
-    plan = needs_of(config, tasks, heads).plan(config.trainer.strategy, n_processes, quantize)
+    plan = needs_of(config).plan(config.trainer.strategy, n_processes, quantize)
     title = f"Memory in GiB per process ({n_processes} in total), {config.data.batch_size} rows"
     table = TextTable(title).words("part").numbers("training", "answering")
     sides = (plan.training, plan.answering)
@@ -89,14 +79,8 @@ def _show(
 
 
 def _compare(
-    config: "Config",
-    tasks: list[str],
-    heads: "Mapping[str, HeadForm]",
-    options: argparse.Namespace,
-    n_processes: int,
+    config: "Config", needs_of: Callable[..., Any], options: argparse.Namespace, n_processes: int
 ) -> None:
-    from mttl.assembly.planning.memory_plan import needs_of
-
     ways = {
         "ddp": ("ddp", n_processes),
         "ddp, nf4": ("ddp", n_processes, "nf4"),
@@ -109,7 +93,7 @@ def _compare(
     console.print(f"| backbone | {' | '.join(ways)} |")
     console.print(f"|---|{'--:|' * len(ways)}")
     for folder in options.backbones:
-        needs, cells = needs_of(_on(config, folder), tasks, heads), []
+        needs, cells = needs_of(_on(config, folder)), []
         for way in ways.values():
             plan = needs.plan(*way)
             fitting = [gib for gib in sorted(options.gpu_memory) if plan.fits(gib)]

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from mttl.data.prompt_form import PromptForm
     from mttl.heads.task_heads import TaskHeads
-    from mttl.sparse.lottery_ticket import Objective
+    from mttl.sparse.objectives import TaskObjective, TextObjective
     from mttl.sparse.skill_file import SkillHead
 
 SETTINGS = dataclasses.fields(LotterySettings)
@@ -95,8 +96,8 @@ def main(options: argparse.Namespace) -> None:
     from mttl.sparse.composition import SparseComposition
     from mttl.sparse.loop import load_state, run_steps
     from mttl.sparse.lottery_ticket import LotteryTicket
+    from mttl.sparse.objectives import SourceTasks
     from mttl.sparse.skill_file import SparseSkill
-    from mttl.sparse.source_tasks import SourceTasks
 
     apart = ("out", "resume", "save_every", "arguments")
     about = {key: value for key, value in vars(options).items() if key not in apart}
@@ -118,7 +119,7 @@ def main(options: argparse.Namespace) -> None:
             skill = SparseSkill.load(path) if path else SparseSkill({})
             composition.apply(path, skill)  # checks it
             composition.remove(path)
-            own = task_objective(options, gym, task, model, tokenizer, heads)
+            own = task_objective(options, gym, task, "train", model, tokenizer, heads)
             parts.append((own, skill.changes))
         objective = SourceTasks(model, parts)
     maskable = maskable_names(model, freeze_norms=options.freeze_norms, freeze=options.freeze)
@@ -161,36 +162,45 @@ def new_head(
     return SkillHead(form=form, settings=settings), heads
 
 
+def prompt_form(options: argparse.Namespace, gym: Gym, task: str) -> "PromptForm":
+    """Return the form of a task's inputs and answers."""
+    from mttl.data.prompt_form import PromptForm
+
+    head = gym.head(task)
+    return PromptForm(
+        prefix="name" if options.prefix else "none",
+        max_input_length=options.max_length,
+        max_output_length=options.max_output_length,
+        task_heads={} if head is None else {task: head},
+    )
+
+
 def task_objective(
     options: argparse.Namespace,
     gym: Gym,
     task: str,
+    split: str,
     model: "nn.Module",
     tokenizer: "PreTrainedTokenizerBase",
     heads: "TaskHeads | None",
-) -> "Objective":
-    """Return the training objective of a task."""
-    from mttl.data.encode import TextEncoder
+) -> "TaskObjective":
+    """Return the training objective of the rows of a task."""
+    from mttl.data.collate import TrainCollator, pad_id_of
+    from mttl.data.headed import HeadedCollator
+    from mttl.data.prepare import prepare
     from mttl.models.backbone import is_decoder_only
     from mttl.sparse.objectives import TaskObjective
-    from mttl.sparse.source_tasks import HeadedTask
 
-    prefix = f"[{task}] " if options.prefix else ""
-    rows = gym.rows(task, "train", options.sample)
-    if (form := gym.head(task)) is not None and heads is not None:
-        return HeadedTask(tokenizer, options.max_length, form, rows, heads, prefix)
-    encoder = TextEncoder(
-        tokenizer,
-        decoder_only=is_decoder_only(model),
-        max_input_length=options.max_length,
-        max_output_length=options.max_output_length,
-    )
-    return TaskObjective(encoder, [(prefix + row.input, row.outputs[0]) for row in rows])
+    form, decoder_only = prompt_form(options, gym, task), is_decoder_only(model)
+    given = gym, [task], split, [options.sample], tokenizer
+    rows, pad_id = prepare(*given, decoder_only=decoder_only, form=form), pad_id_of(tokenizer)
+    collate = HeadedCollator(pad_id) if heads else TrainCollator(pad_id, decoder_only)
+    return TaskObjective(rows, collate, heads)
 
 
 def text_objective(
     options: argparse.Namespace, model: "nn.Module", tokenizer: "PreTrainedTokenizerBase"
-) -> "Objective":
+) -> "TextObjective":
     """Return the training objective of raw text."""
     from mttl.data.raw_text import InfilledSpans, MaskedTokens
     from mttl.models.backbone import is_decoder_only, is_encoder

@@ -40,6 +40,8 @@ from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.moe.parallel import make_whole
 from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
+from mttl.tasks.folder import Gym
+from mttl.tasks.head_form import HeadForm
 from mttl.training.loggers import close_loggers, open_loggers, show_answers
 from mttl.training.meta import MetaModule
 from mttl.training.packing_check import check_packing
@@ -87,6 +89,13 @@ def fitted(config: Config) -> Config:
         n_positions=None if positions is None else positions - n_prompt,
     )
     return config.model_copy(update={"data": data})
+
+
+def with_tasks(config: Config) -> tuple[Config, Gym, list[str], dict[str, HeadForm]]:
+    """Return the configuration with factors of its tasks, the gym, the tasks and their heads."""
+    gym, tasks = training_tasks(config)
+    heads = task_heads(gym, tasks, config)
+    return with_factors(config, gym, tasks), gym, tasks, heads
 
 
 def _dominance(sampler: str, rows: Dataset, tasks: Sequence[str]) -> str | None:

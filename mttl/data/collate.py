@@ -69,9 +69,7 @@ class EvalCollator(TrainCollator):
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return a training batch with the additional fields."""
-        shown: Sequence[Mapping[str, Any]] = rows
-        if not rows:
-            shown = [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
+        shown = rows or [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
         prompts = [row["input_ids"] for row in shown]
         return {
             **super().__call__(shown),

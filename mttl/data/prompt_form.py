@@ -33,22 +33,15 @@ class PromptForm(Section):
         "answers": ("texts", "these tasks are raw text; merge or export their skills"),
     }
 
+    # Settings of the section `data`, which describes them.
     prefix: TaskPrefix = "name"
-    """Text before every input; see the section `data`."""
     descriptions: bool = False
-    """Add the task's description after the prefix."""
     max_input_length: PositiveInt = 512
-    """Maximum tokens of an input."""
     max_output_length: PositiveInt = 64
-    """Maximum tokens of an answer."""
     truncate: Truncate = "end"
-    """Side of a long input that is cut."""
     template: Template = "plain"
-    """Input format: plain text, or the tokenizer's chat template."""
     system: str | None = None
-    """System text of every chat."""
     date: str | None = None
-    """Date shown by chat templates."""
     task_descriptions: dict[str, str] = {}  # noqa: RUF012 -- pydantic copies defaults
     """Descriptions by task."""
     task_options: dict[str, list[str]] = {}  # noqa: RUF012 -- as above

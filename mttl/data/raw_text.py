@@ -251,15 +251,13 @@ class TextCollator(TrainCollator):
         Draws depend only on ``place`` and the line, so all evaluations have the same. An empty
         batch has one dummy row.
         """
-        shown: Sequence[Mapping[str, Any]] = rows
-        if not rows:
-            shown = [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
-        elif self.corruption is not None:
-            around, shown = (self.corruption.before, self.corruption.after), []
+        shown = rows or [{"input_ids": [self.pad_id], "labels": [self.pad_id], "task_id": 0}]
+        if rows and (corruption := self.corruption) is not None:
+            shown = []
             for row in rows:
                 line = row["input_ids"]
-                ids = line[len(around[0]) : len(line) - len(around[1])]
-                inputs, labels = self.corruption.pair(ids, random.Random(f"{place} {line}"))
+                ids = line[len(corruption.before) : len(line) - len(corruption.after)]
+                inputs, labels = corruption.pair(ids, random.Random(f"{place} {line}"))
                 shown.append({"input_ids": inputs, "labels": labels, "task_id": row["task_id"]})
         return super().__call__(shown) | (scored_fields(rows) if self.evaluated else {})
 

@@ -1,6 +1,6 @@
 """The heads of all tasks of a model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,19 +38,17 @@ class TaskHeads(nn.Module):
             batch: Batch of `mttl.data.headed`: ``attention_mask``, ``word_starts`` and
                 ``references``, of which the first is the target.
         """
-        n_words = batch["word_starts"].shape[1]
-
-        def losses(head: Head, own: Tensor, part: HeadBatch, rows: list[int]) -> list[Tensor]:
+        n_words, found = max(1, batch["word_starts"].shape[1]), dict[int, Tensor]()
+        for head, own, part, rows in self._by_task(task_ids, hidden, batch):
             # Words that were cut have no state.
             wanted = [batch["references"][row][0] for row in rows]
             if part.word_starts.shape[1]:
                 pairs = zip(wanted, part.n_words(), strict=True)
                 wanted = [" ".join(text.split()[:n]) for text, n in pairs]
             targets = {name: x.to(own.device) for name, x in head.targets(wanted).items()}
-            found = head.losses(own, HeadBatch(part.mask, part.word_starts, targets))
-            return list(pad(found, (0, max(1, n_words) - found.shape[1])))
-
-        return torch.stack(self._by_task(task_ids, hidden, batch, losses))
+            losses = head.losses(own, HeadBatch(part.mask, part.word_starts, targets))
+            found |= zip(rows, pad(losses, (0, n_words - losses.shape[1])), strict=True)
+        return torch.stack([found[row] for row in range(len(task_ids))])
 
     def answers(
         self,
@@ -61,27 +59,20 @@ class TaskHeads(nn.Module):
         scored: bool = False,
     ) -> list[Any]:
         """Return the answer of each example, or its `Head.scored`; arguments as in `losses`."""
-
-        def answer(head: Head, own: Tensor, part: HeadBatch, rows: list[int]) -> list[Any]:
-            return head.scored(own, part) if scored else head.answers(own, part)
-
-        return self._by_task(task_ids, hidden, batch, answer)
+        found = dict[int, Any]()
+        for head, own, part, rows in self._by_task(task_ids, hidden, batch):
+            answers = head.scored(own, part) if scored else head.answers(own, part)
+            found |= zip(rows, answers, strict=True)
+        return [found[row] for row in range(len(task_ids))]
 
     def _by_task(
-        self,
-        task_ids: Int[Tensor, "B"],
-        hidden: Tensor,
-        batch: Mapping[str, Any],
-        function: Callable[[Head, Tensor, HeadBatch, list[int]], Sequence[Any]],
-    ) -> list[Any]:
-        """Apply a function to the rows of each task; return its results in the order of rows."""
-        found: dict[int, Any] = {}
+        self, task_ids: Int[Tensor, "B"], hidden: Tensor, batch: Mapping[str, Any]
+    ) -> Iterator[tuple[Head, Tensor, HeadBatch, list[int]]]:
+        """Yield for each task its head, and the states, words and numbers of its rows."""
         ids = task_ids.tolist()
         for task_id in dict.fromkeys(ids):
             rows = [row for row, other in enumerate(ids) if other == task_id]
             starts = batch["word_starts"][rows]
             width = int((starts >= 0).sum(1).max())
             part = HeadBatch(batch["attention_mask"][rows].bool(), starts[:, :width])
-            results = function(self.of_task[task_id], hidden[rows], part, rows)
-            found |= dict(zip(rows, results, strict=True))
-        return [found[row] for row in range(len(ids))]
+            yield self.of_task[task_id], hidden[rows], part, rows

@@ -18,7 +18,7 @@ from mttl.aggregation.packed_weights import (
 )
 from mttl.io.errors import CheckpointError, raised_as
 from mttl.routing.task.task_router import TaskRouter
-from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear
+from mttl.skills.skilled_layer import SkilledLayer, SkilledLinear, innermost
 from mttl.skills.skilled_model import SkilledModel
 
 
@@ -83,12 +83,7 @@ def fold(model: SkilledModel, mixing: Float[Tensor, "G H K"]) -> FoldedBackbone:
 
 def strip(model: SkilledModel) -> FoldedBackbone:
     """Replace every skilled layer by its base layer, in place."""
-    bare: dict[SkilledLayer, nn.Module] = {}
-    for layer in model.skilled_layers().values():
-        base: nn.Module = layer
-        while isinstance(base, SkilledLayer):  # a block with skills may contain layers with skills
-            base = base.base
-        bare[layer] = base
+    bare = {layer: innermost(layer) for layer in model.skilled_layers().values()}
     return _replace(model.backbone, bare)
 
 

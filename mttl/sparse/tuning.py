@@ -183,26 +183,12 @@ class SparseTuning:
 
     The support has sorted indices by name of a parameter; parameters without support are frozen.
     After every optimizer step on the ``entries``, call `write`.
-
-    Raises:
-        ValueError: If the model lacks a parameter of the support, or its indices are not ascending
-            or out of range.
     """
 
     def __init__(self, model: nn.Module, support: Mapping[str, Int[Tensor, "n"]]) -> None:
-        parameters = dict(model.named_parameters())
-        for name, places in support.items():
-            if name not in parameters:
-                raise ValueError(f"the support has '{name}', which is not a parameter of the model")
-            size = parameters[name].numel()
-            first, last = places.new_tensor([-1]), places.new_tensor([size])
-            if places.diff(prepend=first, append=last).le(0).any():
-                raise ValueError(
-                    f"the support of '{name}' must have ascending indices in [0, {size})"
-                )
-        self._tensors = {name: parameters[name] for name in support}
+        self._tensors = {name: model.get_parameter(name) for name in support}
         self.support = {
-            name: indices.to(parameters[name].device) for name, indices in support.items()
+            name: indices.to(self._tensors[name].device) for name, indices in support.items()
         }
         self._starts = {
             name: tensor.detach().reshape(-1)[self.support[name]]

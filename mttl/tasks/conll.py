@@ -1,7 +1,7 @@
 """Read and write words with tags, and dependency trees: CoNLL, WikiANN and CoNLL-U files.
 
-Readers yield a record per sentence. ``words``, ``tags`` and ``relations`` are lists of texts, one
-per word; ``heads`` are integers from 1, and 0 is the root. Files may be compressed (``.gz``).
+``words``, ``tags`` and ``relations`` are lists of texts, one per word; ``heads`` are integers from
+1, and 0 is the root. Files may be compressed (``.gz``).
 Writers copy a file with other answers, which join the parts for each word by blanks.
 """
 
@@ -20,20 +20,17 @@ from mttl.tasks.rows import text_lines
 # The lines of a sentence's words: number and cells.
 _Sentence = list[tuple[int, list[str]]]
 _WORD, _TAG, _HEAD, _RELATION, _N_CELLS = 1, 3, 6, 7, 10  # places in CoNLL-U
+_COLUMNS = {_WORD: "words", _TAG: "tags", _HEAD: "heads", _RELATION: "relations"}
 
 
 def read_sentences(
-    path: str | Path, format: str, columns: Sequence[str] = ()
+    path: str | Path, format: str, columns: Sequence[str] = (), *, strict: bool = True
 ) -> Iterator[dict[str, str]]:
-    """Yield the sentences of a file as texts: lists joined by blanks, and ``tree`` for heads.
+    """Yield the sentences of `read_words` as texts: lists joined by blanks, and ``tree`` for heads.
 
-    Blanks inside a word become ``_``. ``columns`` are those of `read_conll`.
+    Blanks inside a word become ``_``.
     """
-    if format == "conll":
-        found = read_conll(path, columns or ("words", "tags"))
-    else:
-        found = (read_conllu if format == "conllu" else read_wikiann)(path)
-    for record in found:
+    for record in read_words(path, format, columns, strict=strict):
         if heads := record.pop("heads", None):
             record["tree"] = tree_text(heads, record.pop("relations")).split()
         yield {
@@ -42,66 +39,61 @@ def read_sentences(
         }
 
 
-def read_conll(
-    path: str | Path, columns: Sequence[str] = ("words", "tags"), *, strict: bool = False
+def read_words(
+    path: str | Path, format: str, columns: Sequence[str] = (), *, strict: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Yield the sentences of a file of columns, such as that of CoNLL-2003.
+    """Yield the sentences of a file, a mapping of lists.
 
-    Tabs or blanks separate cells, blank lines sentences; ``-DOCSTART-`` lines are skipped. In
-    ``tags``, IOB1 becomes IOB2: ``I-`` at the start of a span becomes ``B-``. IOBES stays.
+    | format | file |
+    |---|---|
+    | ``conll`` | columns, as of CoNLL-2003, between tabs or blanks; without ``-DOCSTART-`` |
+    | ``wikiann`` | lines ``en:word<TAB>tag``; the words are yielded without the language |
+    | ``conllu`` | Universal Dependencies; ``tags`` are UPOS |
+
+    In ``tags`` of CoNLL, IOB1 becomes IOB2: ``I-`` at the start of a span becomes ``B-``. IOBES
+    stays. Of CoNLL-U, comments, ranges of tokens (``3-4``) and empty nodes (``5.1``) are skipped;
+    if no word of a sentence has a head, it has no ``heads`` and ``relations``.
 
     Args:
         path: UTF-8 file.
-        columns: Names of all columns; ``_`` skips one.
-        strict: Whether ``I-`` or ``E-`` at the start of a span is an error.
+        format: Format of the file.
+        columns: Names of all columns of CoNLL, by default ``words`` and ``tags``; ``_`` skips one.
+        strict: Whether ``I-`` without ``B-`` in a file of IOB2 or IOBES is an error. Predictions
+            of a head, which are tags of single words, may have it.
 
     Raises:
-        TaskError: If the file is missing or damaged, or a line is malformed.
-    """
-    for sentence in _columns(path, columns):
-        rows = zip(*(cells for _, cells in sentence), strict=True)
-        record = {name: list(row) for name, row in zip(columns, rows, strict=True) if name != "_"}
-        if "tags" in record:
-            record["tags"] = _begun(record["tags"], sentence, path, strict)
-        yield record
-
-
-def read_wikiann(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the sentences of a file of WikiANN: lines ``en:word<TAB>tag``, without the prefix.
-
-    Raises:
-        TaskError: As `read_conll`, or if a word has no prefix.
-    """
-    for sentence in _columns(path, ("words", "tags")):
-        for number, (word, _) in sentence:
-            if ":" not in word:
-                problem = f"the word {shown(word)} must start with its language, such as 'en:'"
-                raise TaskError(f"{path}, line {number}: {problem}; correct the line")
-        words, tags = zip(*(cells for _, cells in sentence), strict=True)
-        yield {"words": [word.partition(":")[2] for word in words], "tags": list(tags)}
-
-
-def read_conllu(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the sentences of a file of Universal Dependencies; ``tags`` are UPOS.
-
-    Comments, ranges of tokens (``3-4``) and empty nodes (``5.1``) are skipped. If no word of a
-    sentence has a head, its record has no ``heads`` and ``relations``.
-
-    Raises:
-        TaskError: As `read_conll`, or if heads are not a tree with one root.
+        TaskError: If the file is missing or damaged, a line is malformed, or heads are not a tree
+            with one root.
 
     References:
         https://universaldependencies.org/format.html
     """
-    for sentence in _conllu(path):
-        rows = [cells for _, cells in sentence]
+    if format == "conllu":
+        columns = [_COLUMNS.get(place, "_") for place in range(_N_CELLS)]
+        sentences = _conllu(path)
+    else:
+        columns = columns or ("words", "tags")
+        sentences = _columns(path, columns)
+    starts: dict[bool, tuple[int, str]] = {}
+    for sentence in sentences:
+        rows = zip(*(cells for _, cells in sentence), strict=True)
         record: dict[str, Any] = {
-            "words": [cells[_WORD] for cells in rows],
-            "tags": [cells[_TAG] for cells in rows],
+            name: list(row) for name, row in zip(columns, rows, strict=True) if name != "_"
         }
-        if any(cells[_HEAD] != "_" for cells in rows):
+        if format == "conll" and "tags" in record:
+            record["tags"] = _begun(record["tags"], sentence, starts)
+            if strict and len(starts) == 2:
+                (wrong, one), (right, other) = starts[False], starts[True]
+                problem = (
+                    f"a span starts with {shown(one)}, but in line {right} with {shown(other)}"
+                )
+                raise TaskError(f"{path}, line {wrong}: {problem}; start all spans with B-")
+        elif format == "wikiann":
+            record["words"] = [_without_language(*line, path) for line in sentence]
+        elif format == "conllu" and {*record["heads"]} == {"_"}:
+            del record["heads"], record["relations"]
+        elif format == "conllu":
             record["heads"] = _heads(sentence, path)
-            record["relations"] = [cells[_RELATION] for cells in rows]
         yield record
 
 
@@ -160,7 +152,8 @@ def _conllu(path: str | Path) -> Iterator[_Sentence]:
                 problem = f"the word has the number {shown(cells[0])} instead of {len(words) + 1}"
                 raise TaskError(f"{place}: {problem}; number the words of a sentence from 1")
             words.append((number, cells))
-        yield words
+        if words:
+            yield words
 
 
 def _sentences(path: str | Path, skipped: str) -> Iterator[list[tuple[int, str]]]:
@@ -187,16 +180,29 @@ def _require_cells(cells: Sequence[str], n: int, place: str) -> None:
         raise TaskError(f"{place}: {problem}; correct it, or name all columns")
 
 
-def _begun(tags: list[str], sentence: _Sentence, path: str | Path, strict: bool) -> list[str]:
-    """Return tags whose spans start with ``B-``; if strict, others are errors."""
+def _begun(tags: list[str], sentence: _Sentence, starts: dict[bool, tuple[int, str]]) -> list[str]:
+    """Return tags whose spans start with ``B-``.
+
+    IOB1 has ``B-`` only after a span, so a file with it elsewhere must start all spans so;
+    ``starts`` has the first line with such a ``B-`` (true), and the first with another start.
+    """
     found = ["O"]
     for (number, _), tag in zip(sentence, tags, strict=True):
-        inside = found[-1][:2] in ("B-", "I-") and found[-1][2:] == tag[2:]
-        if strict and tag[:2] in ("I-", "E-") and not inside:
-            problem = f"{shown(tag)} follows {shown(found[-1])}, but a span starts with B- or S-"
-            raise TaskError(f"{path}, line {number}: {problem}; correct it, or read without strict")
-        found.append(f"B-{tag[2:]}" if tag[:2] == "I-" and not inside else tag)
+        before, prefix = found[-1], tag[:2]
+        inside = before[:2] in ("B-", "I-") and before[2:] == tag[2:]
+        begun = prefix == "B-" and before == "O"
+        if begun or (prefix in ("I-", "E-") and not inside):
+            starts.setdefault(begun, (number, tag))
+        found.append(f"B-{tag[2:]}" if prefix == "I-" and not inside else tag)
     return found[1:]
+
+
+def _without_language(number: int, cells: Sequence[str], path: str | Path) -> str:
+    language, colon, word = cells[0].partition(":")
+    if not colon:
+        problem = f"the word {shown(language)} must start with its language, such as 'en:'"
+        raise TaskError(f"{path}, line {number}: {problem}; correct the line")
+    return word
 
 
 def _heads(sentence: _Sentence, path: str | Path) -> list[int]:

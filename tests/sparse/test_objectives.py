@@ -7,14 +7,12 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from helpers.backbones import tiny_llama, tiny_t5
+from mttl.data.collate import TrainCollator
 from mttl.data.encode import TextEncoder
 from mttl.data.raw_text import InfilledSpans, MaskedTokens, mask_id
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import load_tokenizer
-from mttl.sparse.objectives import (
-    TaskObjective,
-    TextObjective,
-)
+from mttl.sparse.objectives import TaskObjective, TextObjective
 
 BERT = BertConfig(
     vocab_size=384, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
@@ -52,7 +50,6 @@ def test_causal_text_is_read_whole_with_its_end():
 
 
 def test_tasks_of_both_kinds_of_models():
-    rows = [("walk", "walked"), ("be", "was")]
     for model, decoder_only in ((t5(), False), (llama(), True)):
         encoder = TextEncoder(
             TOKENIZER, decoder_only=decoder_only, max_input_length=32, max_output_length=16
@@ -62,7 +59,11 @@ def test_tasks_of_both_kinds_of_models():
         if decoder_only:
             inputs = [p + a for p, a in zip(prompts, answers, strict=True)]
             labels = [[-100] * len(p) + a for p, a in zip(prompts, answers, strict=True)]
-        found = TaskObjective(encoder, rows).loss(model, [1, 0], 0)
+        rows = [
+            {"input_ids": prompt, "labels": answer, "task_id": 0}
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        found = TaskObjective(rows, TrainCollator(0, decoder_only)).loss(model, [1, 0], 0)
         torch.testing.assert_close(found, theirs(model, inputs, labels))
 
 

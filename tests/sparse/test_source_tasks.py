@@ -6,16 +6,17 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
+from mttl.data.encode import PromptPrefix
+from mttl.data.headed import HeadedCollator, HeadedEncoder
 from mttl.heads.task_heads import TaskHeads
 from mttl.heads.token_head import TokenHead
 from mttl.models.backbone import freeze_unread, load_tokenizer
 from mttl.sparse.composition import SparseComposition
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.sparse.lottery_ticket import LotteryTicket
+from mttl.sparse.objectives import SourceTasks, TaskObjective
 from mttl.sparse.skill_file import SparseChange, SparseSkill, digest
-from mttl.sparse.source_tasks import HeadedTask, SourceTasks
 from mttl.tasks.head_form import HeadForm
-from mttl.tasks.rows import Row
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -28,8 +29,10 @@ TEXTS = [
 TOKENIZER = load_tokenizer("byte")
 
 
-def rows(part):
-    return [Row(text, (tags,)) for text, tags in part]
+def encoded(part, form):
+    encoder, none = HeadedEncoder(TOKENIZER, 40), PromptPrefix("")
+    rows = [(encoder.encode(form, text, none)[0]._asdict(), tags) for text, tags in part]
+    return [{**row, "references": [tags], "task_id": 0} for row, tags in rows]
 
 
 def random_skill(model, seed):
@@ -118,7 +121,7 @@ def test_both_phases_are_those_of_the_authors_code(n_sources):
     masks, start, end = theirs(model, head, maskable, parts, skills)
 
     heads, fresh = TaskHeads([head]), copy.deepcopy(model)
-    tasks = [HeadedTask(TOKENIZER, 40, form, rows(part), heads) for part in parts]
+    tasks = [TaskObjective(encoded(part, form), HeadedCollator(0), heads) for part in parts]
     objective = tasks[0]
     if n_sources > 1:
         changes = [skill.changes for skill in skills]

@@ -105,18 +105,3 @@ def test_tensors_that_are_not_contiguous():
     tuning.write()
     changed = (model.weight != before).nonzero().tolist()
     assert changed == [[1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("name", "places", "message"),
-    [
-        ("3.weight", [0], r"the support has '3\.weight', which is not a parameter"),
-        ("0.bias", [0, 33], r"the support of '0\.bias' must have ascending indices in .0, 33."),
-        ("0.bias", [-1, 3], "must have ascending indices"),
-        ("0.bias", [3, 1], "must have ascending indices"),
-        ("0.bias", [3, 3], "must have ascending indices"),
-    ],
-)
-def test_a_support_of_another_model_is_refused(name, places, message):
-    with pytest.raises(ValueError, match=message):
-        SparseTuning(network(), {name: torch.tensor(places)})

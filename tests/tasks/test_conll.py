@@ -10,7 +10,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import IOB2, Tokens
 
 from mttl.io.errors import TaskError
-from mttl.tasks.conll import read_conll, read_conllu, read_wikiann, write_conll, write_conllu
+from mttl.tasks.conll import read_words, write_conll, write_conllu
 
 NER = ["words", "_", "_", "tags"]
 # The start of the English test file of CoNLL-2003, in its own scheme (IOB1), and a made-up line.
@@ -49,35 +49,41 @@ def test_columns(tmp_path):
     ]
     windows = CONLL_2003.replace(" ", "\t").replace("\n", "\r\n")
     for text in (CONLL_2003, windows, "\ufeff" + CONLL_2003.replace(" ", "   ") + "\n\n \n\n"):
-        assert list(read_conll(written(tmp_path, text), NER)) == expected
+        assert list(read_words(written(tmp_path, text), "conll", NER)) == expected
         path = written(tmp_path, gzip.compress(text.encode()), "file.gz")
-        assert list(read_conll(path, NER)) == expected
+        assert list(read_words(path, "conll", NER)) == expected
 
 
 @given(st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1))
 def test_iob1_becomes_iob2_with_the_spans_of_seqeval(tmp_path_factory, tags):
     folder = tmp_path_factory.getbasetemp()
-    (record,) = read_conll(written(folder, "".join(f"w {tag}\n" for tag in tags)))
-    strict = [(s.tag, s.start, s.end - 1) for s in Tokens(record["tags"], IOB2).entities]
-    assert strict == get_entities(tags)
-    path = written(folder, "\n".join(f"w {tag}" for tag in record["tags"]))
-    assert list(read_conll(path, strict=True)) == [record]
+    spans = get_entities(tags)
+    new, old = ["O"] * len(tags), ["O"] * len(tags)
+    for kind, start, end in spans:
+        first = "B" if "".join(old[:start][-1:]).endswith(kind) else "I"
+        inside = [f"I-{kind}"] * (end - start)
+        new[start : end + 1] = [f"B-{kind}", *inside]
+        old[start : end + 1] = [f"{first}-{kind}", *inside]
+    assert [(s.tag, s.start, s.end - 1) for s in Tokens(new, IOB2).entities] == spans
+    for scheme in (new, old):
+        path = written(folder, "\n".join(f"w {tag}" for tag in scheme))
+        assert [record["tags"] for record in read_words(path, "conll")] == [new]
 
 
 def test_iobes_and_wikiann(tmp_path):
     tags = ["B-X", "I-X", "E-X", "S-Y", "O", "B-Y", "E-Y"]
     path = written(tmp_path, "".join(f"w\t{tag}\n" for tag in tags))
-    assert [record["tags"] for record in read_conll(path, strict=True)] == [tags]
+    assert [record["tags"] for record in read_words(path, "conll")] == [tags]
     path = written(tmp_path, "fa:R.H.\tB-ORG\nfa:a:b c\tI-ORG\n\nzh-min-nan::\tO\n")
     first = {"words": ["R.H.", "a:b c"], "tags": ["B-ORG", "I-ORG"]}
-    assert list(read_wikiann(path)) == [first, {"words": [":"], "tags": ["O"]}]
+    assert list(read_words(path, "wikiann")) == [first, {"words": [":"], "tags": ["O"]}]
 
 
 def test_conllu(tmp_path):
     first = {"words": ["vamos", "nos", "al mar"], "tags": ["VERB", "PRON", "NOUN"]}
     first |= {"heads": [0, 1, 1], "relations": ["root", "expl:pv", "obl"]}
     expected = [first, {"words": ["Sí"], "tags": ["INTJ"]}]
-    assert list(read_conllu(written(tmp_path, CONLLU))) == expected
+    assert list(read_words(written(tmp_path, CONLLU), "conllu")) == expected
 
 
 def test_writers_keep_everything_else(tmp_path):
@@ -100,30 +106,31 @@ def tree(*heads: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "message"),
+    ("format", "text", "message"),
     [
-        (read_conll, "a O\nb\n", "line 2: the line has 1 cells, but it must have 2, none of them"),
-        (read_conll, "a\tO\nb\t\n", "line 2: the line has 2 cells, but it must have 2, none of th"),
-        (read_conll, b"a O\n\xff O\n", r"line 2 must be UTF-8 text; byte 1 \(0xff\) is not"),
-        (lambda path: read_conll(path, strict=True), "a O\nb I-X\n", 'line 2: "I-X" follows "O"'),
-        (lambda path: read_conll(path, strict=True), "a B-X\nb E-Y\n", 'line 2: "E-Y" follows "B-'),
-        (read_wikiann, "en:a\tO\nb\tO\n", 'line 2: the word "b" must start with its language'),
-        (read_conllu, "1 a\n", "line 1: the line has 1 cells, but it must have 10"),
+        ("conll", "a O\nb\n", "line 2: the line has 1 cells, but it must have 2, none of them"),
+        ("conll", "a\tO\nb\t\n", "line 2: the line has 2 cells, but it must have 2, none of th"),
+        ("conll", b"a O\n\xff O\n", r"line 2 must be UTF-8 text; byte 1 \(0xff\) is not"),
+        ("conll", "a O\nb I-X\n\nc B-X\n", 'line 2: a span starts with "I-X", but in line 4'),
+        ("conll", "a B-X\n\nb B-X\nc I-Y\n", 'line 4: .* with "I-Y", but in line 1 with "B-X"'),
+        ("conll", "a B-X\nb E-Y\n", 'line 2: a span starts with "E-Y", but in line 1 with "B'),
+        ("wikiann", "en:a\tO\nb\tO\n", 'line 2: the word "b" must start with its language'),
+        ("conllu", "1 a\n", "line 1: the line has 1 cells, but it must have 10"),
         (
-            read_conllu,
+            "conllu",
             "# a\n" + tree("0").replace("1", "2", 1),
             'line 2: .* number "2" instead of 1',
         ),
-        (read_conllu, tree("0", "_"), 'line 2: the head "_" must be a number from 0 to 2'),
-        (read_conllu, tree("0", "3"), 'line 2: the head "3" must be a number from 0 to 2'),
-        (read_conllu, tree("0", "3", "2"), "line 2: the heads of the words 2, 3 form a cycle"),
-        (read_conllu, tree("2", "1"), "line 1: the heads of the words 1, 2 form a cycle"),
-        (read_conllu, tree("0", "1", "0"), "line 3: a second word has the head 0"),
+        ("conllu", tree("0", "_"), 'line 2: the head "_" must be a number from 0 to 2'),
+        ("conllu", tree("0", "3"), 'line 2: the head "3" must be a number from 0 to 2'),
+        ("conllu", tree("0", "3", "2"), "line 2: the heads of the words 2, 3 form a cycle"),
+        ("conllu", tree("2", "1"), "line 1: the heads of the words 1, 2 form a cycle"),
+        ("conllu", tree("0", "1", "0"), "line 3: a second word has the head 0"),
     ],
 )
-def test_wrong_files_are_errors_with_the_line(tmp_path, read, text, message):
+def test_wrong_files_are_errors_with_the_line(tmp_path, format, text, message):
     with pytest.raises(TaskError, match=f"file.txt, {message}"):
-        list(read(written(tmp_path, text)))
+        list(read_words(written(tmp_path, text), format))
 
 
 @pytest.mark.parametrize(

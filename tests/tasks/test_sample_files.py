@@ -4,8 +4,10 @@ import pytest
 from helpers.raw import copying_task, make_task, rows
 from mttl.io.errors import TaskError
 from mttl.tasks.convert import convert
+from mttl.tasks.folder import Gym
 from mttl.tasks.rows import line_of
-from mttl.tasks.sample_files import Lines, update_task_table
+from mttl.tasks.sample_files import Lines, update_task_table, write_samples
+from mttl.tasks.task_file import load_tasks
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,59 @@ def test_rows_of_other_tasks_and_further_columns_stay(tmp_path):
     with pytest.raises(TaskError, match=r"TASKS\.csv.* header has 2"):
         update_task_table(tmp_path, [make_task()])
     assert path.read_text() == "task,metric\na\n"
+
+
+XNLI = (
+    *("language", "gold_label", "sentence1_binary_parse", "sentence2_binary_parse"),
+    *("sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "promptID", "pairID"),
+    *("genre", "label1", "label2", "label3", "label4", "label5", "sentence1_tokenized"),
+    *("sentence2_tokenized", "match"),
+)
+AMERICAS_NLI = ("language", "premise", "hypothesis", "label")
+NLI_TASKS = """
+kind: label
+k: 3
+options: [entailment, neutral, contradiction]
+tasks:
+  xnli:
+    source: {train: xnli.dev.tsv, test: xnli.test.tsv}
+    rows: "{language} is en"
+    input: "{sentence1} [SEP] {sentence2}"
+    output: "{gold_label}"
+  americas:
+    source: {train: dev.tsv, test: test.tsv}
+    rows: "{language} is quy"
+    input: "{premise} [SEP] {hypothesis}"
+    output: "{label}"
+"""
+
+
+def test_rows_of_one_language_of_xnli_and_americasnli(tmp_path):
+    """Files in the published layouts: unquoted cells with quotation marks, and empty parses."""
+    labels = ("entailment", "neutral", "contradiction")
+    for columns, files in ((XNLI, ("xnli.dev", "xnli.test")), (AMERICAS_NLI, ("dev", "test"))):
+        for name in files:
+            lines = ["\t".join(columns)]
+            for language in ("de", "en", "quy"):
+                for n in range(6):
+                    first, second = f'"He said {n}', f'in {language}".'
+                    row = dict.fromkeys(columns, "") | {"language": language, "match": "True"}
+                    row |= {"sentence1": first, "sentence2": second, "gold_label": labels[n % 3]}
+                    row |= {"premise": first, "hypothesis": second, "label": labels[n % 3]}
+                    lines.append("\t".join(row[column] for column in columns))
+            (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "tasks.yaml").write_text(NLI_TASKS)
+    tasks = load_tasks(tmp_path / "tasks.yaml")
+    for name, task in tasks.items():
+        (tmp_path / "gym" / name).mkdir(parents=True)
+        write_samples(task, tmp_path / "gym" / name, [100])
+    update_task_table(tmp_path / "gym", tasks.values())
+    gym = Gym(tmp_path / "gym")
+    for name, language in (("xnli", "en"), ("americas", "quy")):
+        form = gym.head(name)
+        assert form is not None
+        assert (form.kind, form.labels) == ("label", [*labels])
+        expected = {(f'"He said {n} [SEP] in {language}".', (labels[n % 3],)) for n in range(6)}
+        found = [gym.rows(name, split, 100) for split in ("train", "dev", "test")]
+        assert {(row.input, row.outputs) for row in [*found[0], *found[1]]} == expected
+        assert {(row.input, row.outputs) for row in found[2]} == expected

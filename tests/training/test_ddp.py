@@ -112,6 +112,24 @@ def test_whoever_starts_the_processes_they_train_the_same(still, two) -> None:
 
 
 @pytest.mark.slow
+def test_skills_on_those_of_another_run_train_as_in_one_process(still, one) -> None:
+    settings = (f"skills.on=['{one.path}:copy']", "backbone.train=false", "data.evaluate=[]")
+    process = start(still, "on-two", *TWO, *settings)
+    alone = train(still, "on-one", *settings)
+    finished(process)
+    together = RunFolder(alone.path.parent / "on-two")
+    expected = column(alone.metrics, "train/loss")
+    assert len(expected) == 12
+    assert column(together.metrics, "train/loss") == pytest.approx(expected, rel=1e-4)
+    found, trained = (load_torch(run.last, "")["state_dict"] for run in (together, alone))
+    torch.testing.assert_close(found, trained, rtol=1e-3, atol=1e-3)
+    assert (
+        load_file(together.skills / "skills.safetensors").keys()
+        == load_file(one.skills / "skills.safetensors").keys()
+    )  # of its own skills alone
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)

@@ -121,8 +121,7 @@ class KronABlockInventory(Inventory):
         residual: Whether to learn the factor g of the input (KronA-res).
 
     References:
-        Edalati, Tahaei, Kobyzev, Nia, Clark and Rezagholizadeh, *KronA: Parameter Efficient Tuning
-        with Kronecker Adapter*, 2022, arXiv:2212.10650.
+        Edalati et al., arXiv:2212.10650.
     """
 
     lacks: ClassVar = NO_WEIGHTS

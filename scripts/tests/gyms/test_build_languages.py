@@ -12,7 +12,7 @@ from helpers.command import ROOT, load_recipe
 from mttl.commands import build, compose, sparse
 from mttl.data.raw_text import MaskedTokens
 from mttl.sparse.objectives import TextObjective
-from mttl.tasks.conll import read_conll, read_conllu
+from mttl.tasks.conll import read_words
 
 SCRIPT = load_recipe(ROOT / "scripts" / "gyms" / "build_languages.py")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -29,8 +29,8 @@ def test_equal_options_give_equal_languages_of_valid_trees(tmp_path: Path) -> No
     for language in SCRIPT.LANGUAGES:
         path = tmp_path / "one" / f"{language.name}_train.conllu"
         sentences, entities = (
-            list(read_conllu(path)),
-            list(read_conll(path.with_suffix(".conll"), strict=True)),
+            list(read_words(path, "conllu")),
+            list(read_words(path.with_suffix(".conll"), "conll")),
         )
         assert [one["words"] for one in sentences] == [one["words"] for one in entities]
         assert all(
