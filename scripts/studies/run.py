@@ -10,7 +10,7 @@ Next to NAME.yaml stand NAME.csv, NAME.md and NAME.svg, written again whenever a
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from methods import ALL
 from pydantic import Field, PositiveInt, ValidationError
@@ -30,6 +30,8 @@ from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
 from mttl.io.yaml12 import read_yaml
 from mttl.runtime.command import exit_with, make_console
+
+S = TypeVar("S", bound=Section)
 
 
 class StudyMethod(Section):
@@ -98,17 +100,22 @@ class Study(Section):
     """Adapt with the configured learning rates, or with the best on development tasks."""
 
 
+def read_settings(path: Path, kind: type[S]) -> S:
+    """Return the settings of a file; a `ConfigError` if it is missing or they are wrong."""
+    try:
+        return kind.model_validate(read_yaml(path, ConfigError))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"'{path}': {wrong}") from error
+
+
 def read_study(path: Path) -> Study:
     """Return the study of a settings file.
 
     Raises:
         ConfigError: If the file is missing or its settings are wrong.
     """
-    try:
-        study = Study.model_validate(read_yaml(path, ConfigError))
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"'{path}': {wrong}") from error
+    study = read_settings(path, Study)
     if study.reference not in study.methods:
         names = ", ".join(study.methods)
         raise ConfigError(f"'{path}': reference ('{study.reference}') must be one of {names}")

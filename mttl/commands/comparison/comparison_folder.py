@@ -278,11 +278,15 @@ def carry_out(comparison: MethodComparison, plans: list[Plan], n_workers: int, w
 
 
 def run_all(
-    todo: Sequence[Any], run: Callable[[Any, Processes], object], n_workers: int, ended: Write
+    todo: Sequence[Any],
+    run: Callable[[Any, Processes], object],
+    n_workers: int,
+    ended: Write,
+    n_threads: int | None = None,
 ) -> None:
-    """Run items in parallel, sharing the cores equally, with a progress bar."""
+    """Run items in parallel, with a progress bar; by default they share the cores equally."""
     status = make_console(stderr=True)
-    processes = Processes(n_threads=max(1, (os.cpu_count() or 1) // n_workers))
+    processes = Processes(n_threads or max(1, (os.cpu_count() or 1) // n_workers))
     with (
         counting(status, "comparing", len(todo)) as count,
         ThreadPoolExecutor(n_workers) as pool,
