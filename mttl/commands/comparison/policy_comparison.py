@@ -1,6 +1,6 @@
 """Comparison of methods that train policies for BabyAI's levels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from mttl.commands.comparison.comparison_folder import OWN_SETTINGS, MethodComparison
@@ -43,10 +43,14 @@ class PolicyComparison(MethodComparison):
     def check(self, plans: list[Plan]) -> None:
         """Check all settings and levels before the first training begins."""
         self.check_overrides()
+        if problem := next(self._problems(plans), None):
+            raise ConfigError(problem)
+
+    def _problems(self, plans: list[Plan]) -> Iterator[str]:
         of_text = {"--samples": self.samples, "--examples": self.examples, "--folds": self.n_folds}
         for option, given in {**of_text, "--unseen-only": self.unseen_only or None}.items():
             if given is not None:
-                raise ConfigError(f"{option} is only for text-to-text tasks; leave it out")
+                yield f"{option} is only for text-to-text tasks; leave it out"
         for item in {item.name: item for item in plans}.values():
             config = load_any_config(self.files(item), self.training(item))
             assert isinstance(config, BabyAIConfig)
@@ -55,9 +59,10 @@ class PolicyComparison(MethodComparison):
             unseen = check_levels(
                 self.tasks.split(",") if named else config.adapt.levels, "--tasks"
             )
-            if not unseen or (both := [level for level in unseen if level in seen]):
-                problem = f"{', '.join(both)} is trained on" if unseen else "adapt.levels is empty"
-                raise ConfigError(f"{problem}: name new levels by --tasks or adapt.levels")
+            if not unseen:
+                yield "adapt.levels is empty: name new levels there, or by --tasks"
+            if both := [level for level in unseen if level in seen]:
+                yield f"{', '.join(both)} is trained on: name new levels by --tasks or adapt.levels"
             for variant in item.variants:
                 load_any_config(self.adapt_files(item), self.adaptation(item, variant))
 
