@@ -7,8 +7,9 @@ The labels are silver: the answers of spaCy's pipelines, not of people, with the
 them to test a method, not to report accuracy. Sentences come from the message catalogues of
 packages; their licences hold. The two pipelines need different versions of spaCy, so each has an
 environment under `--environments`, which later calls use again; the Spanish one needs Python 3.9.
-For each language there are `<name>.txt`, raw text of one sentence per line, and
-`<name>_silver_{train,test}.conllu`, other sentences with word classes and trees.
+For each language there are `<name>.txt`, raw text of one sentence per line, and, of other
+sentences, `<name>_silver_{train,test}.conllu` with word classes and trees, and `….conll` with named
+entities (`LOC`, `MISC`, `ORG`, `PER`), which such messages seldom have.
 """
 
 import argparse
@@ -40,6 +41,12 @@ PACKAGES = [
     "spyder==6.1.8",
     "wagtail==8.0.1",
 ]
+# The kind and format of each task.
+TASKS = {
+    "words": ("tokens", "conllu"),
+    "trees": ("tree", "conllu"),
+    "entities": ("tokens", "conll"),
+}
 NOTE = """# Silver labels: the answers of {pipelines}, with their mistakes.
 # No person has checked them. The sentences are messages of {packages}, whose licences hold.
 """
@@ -113,6 +120,14 @@ def environment(folder: Path, pipeline: Pipeline, python: str | None) -> Path:
     return interpreter
 
 
+def separate(lines: list[str]) -> tuple[str, str]:
+    """Return CoNLL-U, and words with the entities that stand in its last column."""
+    rows = [line.split("\t") for line in lines]
+    trees = "".join("\t".join([*row[:-1], "_"] if row[1:] else row) + "\n" for row in rows)
+    entities = "".join("\t".join([row[1], row[-1]] if row[1:] else row) + "\n" for row in rows)
+    return f"{trees}\n", f"{entities}\n"
+
+
 def main(argv: list[str] | None = None) -> None:
     """Download, tag and write all files into a new folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -144,11 +159,13 @@ def main(argv: list[str] | None = None) -> None:
                 raise SystemExit(f"{pipeline.name} parsed none of {len(texts) - half} sentences")
             cut = len(parsed) * 4 // 5
             for split, part in {"train": parsed[:cut], "test": parsed[cut:]}.items():
-                text = "".join(sentence + "\n\n" for sentence in part)
-                (folder / f"{language}_silver_{split}.conllu").write_text(text, "utf-8")
-            source = {side: f"{language}_silver_{side}.conllu" for side in ("train", "test")}
-            for name, kind in {"words": "tokens", "trees": "tree"}.items():
-                task = {"kind": kind, "k": cut * 3 // 4, "source": source | {"format": "conllu"}}
+                trees, entities = separate("\n\n".join(part).splitlines())
+                name = f"{language}_silver_{split}"
+                (folder / f"{name}.conllu").write_text(trees, "utf-8")
+                (folder / f"{name}.conll").write_text(entities, "utf-8")
+            for name, (kind, suffix) in TASKS.items():
+                source = {side: f"{language}_silver_{side}.{suffix}" for side in ("train", "test")}
+                task = {"kind": kind, "k": cut * 3 // 4, "source": source | {"format": suffix}}
                 tasks[f"{name}_{language}"] = task
         packages = ", ".join(one.partition("==")[0] for one in PACKAGES)
         pipelines = " and ".join(" ".join(one.requirements[:2]) for one in PIPELINES.values())
