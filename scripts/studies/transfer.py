@@ -132,8 +132,12 @@ class Transfer:
 
     def __init__(self, study: TransferStudy, out: Path) -> None:
         self.study, self.out = study, out
-        order = study.seeds, study.tasks, study.directions, study.methods
-        self.jobs = [Job(seed, task, *pair, name) for seed, task, pair, name in product(*order)]
+        self.jobs = [
+            Job(seed, task, source, target, method)
+            for seed, task in product(study.seeds, study.tasks)
+            for source, target in study.directions
+            for method in study.methods
+        ]
         tokenizer = ["--tokenizer", study.tokenizer] if study.tokenizer else []
         self._model = ["--model", study.backbone, *tokenizer]
 
