@@ -238,7 +238,7 @@ class Transfer:
             cost = self._cost(stage)
             if not Cost.so_far(cost).ended:  # a language belongs to several jobs
                 processes.run(["-m", "mttl", *stage.command], self._log(stage), cost)
-                # Large, and no longer needed.
+            if Cost.so_far(cost).ended:  # not if it was stopped; checkpoints are large
                 shutil.rmtree(self.out / "runs" / stage.name / "checkpoints", ignore_errors=True)
 
     def scores(self) -> list[Score]:

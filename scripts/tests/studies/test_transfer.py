@@ -44,6 +44,32 @@ def test_wrong_names_are_refused(tmp_path: Path) -> None:
             TRANSFER.read_transfer(tmp_path / "study.yaml")
 
 
+def test_an_interrupted_training_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
+    study = TRANSFER.read_transfer(FOLDER / "cross_lingual" / "generated.yaml")
+    transfer = TRANSFER.Transfer(study, tmp_path)
+    job = transfer.jobs[0]
+    transfer.scorings = lambda job: []  # they need the tasks
+    commands = []
+
+    class Stopped:
+        ended = False
+
+        def run(self, command: list[str], log: Path, cost: Path) -> None:
+            commands.append(command)
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            Cost(ended=self.ended).write(cost)
+
+    checkpoints = tmp_path / "runs" / str(job) / "checkpoints"
+    processes = Stopped()
+    transfer.run(job, processes)
+    assert checkpoints.is_dir()
+    processes.ended = True
+    for _ in range(2):
+        transfer.run(job, processes)
+    assert ["--resume" in command for command in commands] == [False, True]
+    assert not checkpoints.exists()
+
+
 class InProcess:
     """Runs commands in this process, which has imported everything, and notes them."""
 
