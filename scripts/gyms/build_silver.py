@@ -41,11 +41,11 @@ PACKAGES = [
     "spyder==6.1.8",
     "wagtail==8.0.1",
 ]
-# The kind and format of each task.
+# The kind, format and metric of each task.
 TASKS = {
-    "words": ("tokens", "conllu"),
-    "trees": ("tree", "conllu"),
-    "entities": ("tokens", "conll"),
+    "words": ("tokens", "conllu", "tag-accuracy"),
+    "trees": ("tree", "conllu", "LAS"),
+    "entities": ("tokens", "conll", "span-F1"),
 }
 NOTE = """# Silver labels: the answers of {pipelines}, with their mistakes.
 # No person has checked them. The sentences are messages of {packages}, whose licences hold.
@@ -163,10 +163,10 @@ def main(argv: list[str] | None = None) -> None:
                 name = f"{language}_silver_{split}"
                 (folder / f"{name}.conllu").write_text(trees, "utf-8")
                 (folder / f"{name}.conll").write_text(entities, "utf-8")
-            for name, (kind, suffix) in TASKS.items():
+            for name, (kind, suffix, metric) in TASKS.items():
                 source = {side: f"{language}_silver_{side}.{suffix}" for side in ("train", "test")}
-                task = {"kind": kind, "k": cut * 3 // 4, "source": source | {"format": suffix}}
-                tasks[f"{name}_{language}"] = task
+                task = {"kind": kind, "k": cut * 3 // 4, "metric": metric}
+                tasks[f"{name}_{language}"] = task | {"source": source | {"format": suffix}}
         packages = ", ".join(one.partition("==")[0] for one in PACKAGES)
         pipelines = " and ".join(" ".join(one.requirements[:2]) for one in PIPELINES.values())
         note = NOTE.format(pipelines=pipelines, packages=packages)

@@ -14,7 +14,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal, NamedTuple
@@ -37,7 +37,7 @@ from mttl.runtime.command import exit_with, make_console
 from mttl.tasks.folder import Gym
 
 SAMPLE = 100  # few-shot sample of the tasks
-FREE = ("question", "tasks", "directions", "seeds", "compare")  # may change in a folder of runs
+FREE = ("question", "tasks", "directions", "compare")  # may change in a folder of runs
 Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
@@ -70,12 +70,11 @@ class TransferStudy(Section):
     """Folder of the tasks, which are named KIND_LANGUAGE."""
     texts: dict[str, str]
     """File of raw text of each language."""
-    tasks: list[str]
-    """Kinds of tasks, such as words."""
+    tasks: Annotated[dict[str, Seeds], Field(min_length=1)]
+    """Kinds of tasks, such as words, each with the seeds of its trainings. Languages are trained
+    with the first seed."""
     directions: list[Pair]
     """Pairs of a source and a target language."""
-    seeds: Seeds
-    """Seeds of the trainings of tasks; languages are trained with the first."""
     train: Arguments
     """Common arguments of `mttl train`."""
     sparse: Arguments = Arguments()
@@ -134,7 +133,8 @@ class Transfer:
         self.study, self.out = study, out
         self.jobs = [
             Job(seed, task, source, target, method)
-            for seed, task in product(study.seeds, study.tasks)
+            for seed in dict.fromkeys(chain(*study.tasks.values()))
+            for task in (task for task, seeds in study.tasks.items() if seed in seeds)
             for source, target in study.directions
             for method in study.methods
         ]
@@ -158,7 +158,7 @@ class Transfer:
 
     def trainings(self, job: Job) -> list[Stage]:
         """Return the trainings of the languages and of the task, the last."""
-        method, seed = self.study.methods[job.method], self.study.seeds[0]
+        method, seed = self.study.methods[job.method], self.jobs[0].seed
         train = self._train if method.by == "train" else self._tune
         languages = [] if method.language is None else [job.source, job.target]
         names = [f"{job.method}-{language}" for language in languages]
@@ -291,7 +291,7 @@ class Transfer:
             lines.append(cells)
         heads = ["task", "method", "language skill", *(arrow for arrow, *_ in arrows)]
         return markdown(
-            heads, sorted(lines, key=lambda cells: self.study.tasks.index(cells[0][1:-1]))
+            heads, sorted(lines, key=lambda cells: [*self.study.tasks].index(cells[0][1:-1]))
         )
 
     def _differences(self, scores: Sequence[Score]) -> str:
