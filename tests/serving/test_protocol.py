@@ -122,7 +122,7 @@ def test_conversations_follow_the_form(form: PromptForm, messages: Any, expected
         with pytest.raises(ApiError, match=expected):
             conversation(asked.messages, form, "task")
         return
-    question, (prefix, *found) = conversation(asked.messages, form, "task")
+    question, (prefix, *found, _) = conversation(asked.messages, form, "task")
     assert (question, prefix, *found) == (expected[0], "[task] ", *expected[1:])
 
 
