@@ -196,7 +196,8 @@ class ChatEncoder(TextEncoder):
             prompt = render(asked, tokenize=False, add_generation_prompt=True)
             whole = render(answered, tokenize=False)
         except Exception as error:  # templates may raise any error
-            what = "" if system is None else " with a system text (data.system, data.descriptions)"
+            what = " with a system text (data.system, data.descriptions, knowledge of a dialogue)"
+            what = "" if system is None else what
             raise ConfigError(
                 f"data.template is 'chat', and the chat template cannot be used{what}: "
                 f"{reason(error)}. {_ADVICE}"

@@ -193,6 +193,9 @@ def _build(
             "backbone.tokenizer to one that does, such as byte",
             " and ".join(sorted(unknown)),
         )
+    side = getattr(encoder, "truncate", "end")
+    if any(prefix.dialogue for prefix in prompt_prefixes):
+        side += ", of dialogues the oldest turns first"
     # Stored with the rows, so that it is also logged for cached ones.
     return "; ".join(
         f"{len(cut):,} of {n_written:,} {what} are longer than data.{setting}: "
@@ -200,7 +203,7 @@ def _build(
         for (setting, cut), what, side in zip(
             lost.items(),
             ("inputs", "answers"),
-            (getattr(encoder, "truncate", "end"), "end"),
+            (side, "end"),
             strict=True,
         )
         if cut

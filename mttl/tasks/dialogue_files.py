@@ -102,8 +102,8 @@ def read_dstc(path: str | Path) -> Records:
     """Yield the responses to the knowledge-seeking turns of DSTC9 track 1 or DSTC11 track 5.
 
     ``path`` is `logs.json`: a list of dialogues, each a list of turns with ``speaker`` (``U`` or
-    ``S``) and ``text``. `labels.json` beside it has, in the same order, ``target``, and if that is
-    true ``response`` and ``knowledge``: a list of keys of `knowledge.json`, which is beside it or
+    ``S``) and ``text``. `labels.json` next to it has, in the same order, ``target``, and if that is
+    true ``response`` and ``knowledge``: a list of keys of `knowledge.json`, which is next to it or
     in the parent folder. Knowledge is the text of the documents after the entity's name. Turns
     whose ``target`` is false are skipped.
 
