@@ -29,6 +29,7 @@ from mttl.models.headed import headed_answers
 from mttl.routing.task.fixed import GivenRows
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.template import Record
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -149,7 +150,7 @@ class Predictor:
     def predict(
         self,
         tasks: str | Mapping[str, float] | Sequence[str],
-        texts: Sequence[str | Mapping[str, Any]],
+        texts: Sequence[str | Record],
         *,
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
@@ -258,7 +259,7 @@ class Predictor:
     def choose(
         self,
         tasks: str | Mapping[str, float] | Sequence[str],
-        texts: Sequence[str | Mapping[str, Any]],
+        texts: Sequence[str | Record],
         choices: Sequence[str] | Sequence[Sequence[str]],
         *,
         per_token: bool = False,
@@ -343,7 +344,7 @@ class Predictor:
         return dict(zip(answers, ids, strict=True))
 
     def pipeline(self, task: str | Mapping[str, float]) -> Callable[..., Any]:
-        """Return a function of a text or a list of texts for a task, with options of `predict`.
+        """Return a function of one or several texts or records, with options of `predict`.
 
         Args:
             task: Task, or a `mixture`.
@@ -355,7 +356,7 @@ class Predictor:
         name = task if isinstance(task, str) else model.tasks[0]
         self.task_ids([name])
 
-        def answer(texts: str | Sequence[str], **options: Any) -> str | list[str]:
+        def answer(texts: str | Record | Sequence[str | Record], **options: Any) -> str | list[str]:
             one = isinstance(texts, str | Mapping)
             answers = model.predict(name, [texts] if one else texts, **options)
             return answers[0] if one else answers
@@ -363,7 +364,7 @@ class Predictor:
         return answer
 
     def _asked(
-        self, tasks: str | Sequence[str], texts: Sequence[str | Mapping[str, Any]]
+        self, tasks: str | Sequence[str], texts: Sequence[str | Record]
     ) -> tuple[list[str], list[str]]:
         """Return the task and the input of each text or record."""
         strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]

@@ -75,7 +75,7 @@ LIST_FILTERS: dict[str, Callable[[Any], Any]] = {
 
 def passages(value: Any) -> str:
     """Return a text, or a list of texts joined by blanks, in one line."""
-    texts = value if isinstance(value, list) and value else [value]
+    texts: list[Any] = value if isinstance(value, list) and value else [value]
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise RecordError(f"is {shown(value)}; it must be a text, or a list of texts, none empty")
     return " ".join(map(squeeze, texts))
