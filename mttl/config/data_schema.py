@@ -116,7 +116,7 @@ class Data(Section):
     """Maximum share of a task's rows that may be cut; with more, training does not start."""
     truncate: Truncate = "end"
     """Side of a long input that is cut; text before the input (`prefix`, `descriptions`) is
-    kept."""
+    kept. Dialogues lose their oldest turns instead."""
     prefix: _TaskPrefix = "name"
     """Text before every input: the task `[name]`, its `[code]` (six letters that do not reveal the
     name), or `none`. `auto` adds the name only if the router cannot identify the task: shared,

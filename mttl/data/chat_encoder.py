@@ -7,7 +7,9 @@ The template is rendered once per system text, with placeholders for input and a
 
 A prompt consists of head, input and tail; an answer includes the end of the turn. The text is
 encoded as a whole, as in `apply_chat_template`, so that the ids are those of the conversation, with
-no other special tokens than the template's. Long inputs are truncated until the chat fits.
+no other special tokens than the template's. Long inputs are truncated until the chat fits. Of a
+dialogue (`mttl.tasks.dialogue`) the knowledge is at the end of the system text, and the turns are
+messages.
 """  # noqa: E501 -- a conversation is one line
 
 import datetime
@@ -23,9 +25,11 @@ from mttl.data.encode import Frame, PromptPrefix, TextEncoder, Turns
 from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
 from mttl.io.reading import reason
+from mttl.tasks.dialogue import Dialogue
 
 # Placeholders that do not occur in templates.
 _QUESTION, _ANSWER, _SYSTEM = "QuestionOfTheUser", "AnswerToTheUser", "TextOfTheSystem"
+_MOST_FRAMES = 1000
 _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.template: plain"
 
 
@@ -101,6 +105,10 @@ class ChatEncoder(TextEncoder):
             return self._asked([question], [prompt_prefix])[0]
 
         self._check_room("max_input_length", most, (encode(""), []))
+        if prompt_prefix.dialogue:
+            own = Dialogue.parse(text.removeprefix(prompt_prefix.text))
+            short = own.shortened(lambda part: len(encode(prompt_prefix.text + part.text)) <= most)
+            return encode(prompt_prefix.text + short.text)
         if self.truncate == "end" or len(encode(kept)) > most:
             return _longest(encode, text, most)
         rest = text.removeprefix(kept)[::-1]
@@ -121,8 +129,11 @@ class ChatEncoder(TextEncoder):
     def _asked(self, texts: Sequence[str], prefixes: Sequence[PromptPrefix]) -> list[list[int]]:
         """Return the ids of inputs within the template."""
         plain, hidden = [], []
-        for text, (_, system, turns) in zip(texts, prefixes, strict=True):
-            frame, head = self.frame(system, turns), self._frames[system, turns][1]
+        for text, prefix in zip(texts, prefixes, strict=True):
+            if prefix.dialogue:
+                text, prefix = _conversation(text, prefix)
+            _, system, turns, _ = prefix
+            frame, head = self._framed(system, turns)
             plain.append(frame.head + text + frame.tail)
             head = _filled(self.user_text.hide(head), system, turns)
             hidden.append(head + text + self.user_text.hide(frame.tail))
@@ -154,7 +165,12 @@ class ChatEncoder(TextEncoder):
         Raises a `ConfigError` if the template rejects or changes the texts, or does not render a
         conversation as its beginning followed by the rest.
         """
-        if (system, turns) not in self._frames:
+        return self._framed(system, turns)[0]
+
+    def _framed(self, system: str | None, turns: Turns) -> tuple[Frame, str]:
+        """Return a frame, and its beginning with placeholders if it has texts."""
+        found = self._frames.get((system, turns))
+        if found is None:
             frame = self._rendered(system, turns)
             head = frame.head  # with placeholders for the texts
             if system is not None or turns:
@@ -162,8 +178,10 @@ class ChatEncoder(TextEncoder):
                 marked = self._rendered(None if system is None else _SYSTEM, places)
                 if frame == marked._replace(head=_filled(marked.head, system, turns)):
                     head = marked.head
-            self._frames[system, turns] = frame, head
-        return self._frames[system, turns][0]
+            if len(self._frames) >= _MOST_FRAMES:  # dialogues have a frame each
+                self._frames.clear()
+            found = self._frames[system, turns] = frame, head
+        return found
 
     def _rendered(self, system: str | None, turns: Turns = ()) -> Frame:
         asked = [] if system is None else [{"role": "system", "content": system}]
@@ -178,7 +196,8 @@ class ChatEncoder(TextEncoder):
             prompt = render(asked, tokenize=False, add_generation_prompt=True)
             whole = render(answered, tokenize=False)
         except Exception as error:  # templates may raise any error
-            what = "" if system is None else " with a system text (data.system, data.descriptions)"
+            what = " with a system text (data.system, data.descriptions, knowledge of a dialogue)"
+            what = "" if system is None else what
             raise ConfigError(
                 f"data.template is 'chat', and the chat template cannot be used{what}: "
                 f"{reason(error)}. {_ADVICE}"
@@ -200,6 +219,14 @@ class ChatEncoder(TextEncoder):
         if lead.strip():  # such as an empty thought, which the model should not generate
             tail, lead = tail + lead, ""
         return Frame(head, tail, lead, end)
+
+
+def _conversation(text: str, prefix: PromptPrefix) -> tuple[str, PromptPrefix]:
+    """Return the last turn of a dialogue, and a prefix with its knowledge and other turns."""
+    dialogue = Dialogue.parse(text.removeprefix(prefix.text))
+    turns, question = dialogue.exchanges()
+    system = "\n\n".join(filter(None, (prefix.system, dialogue.knowledge))) or None
+    return prefix.text + question, prefix._replace(system=system, turns=prefix.turns + turns)
 
 
 def _places_in(turn: int) -> tuple[str, str]:

@@ -8,8 +8,8 @@ cost a token.
 Special tokens are the tokenizer's own. Encoder–decoder: inputs and answers have them, and an answer
 ends with the end token. Decoder-only: start + input + newline, then answer + end; the newline marks
 the end of the input. Long texts are truncated at the end (inputs optionally at the start), without
-losing prefix, newline and end token. Chats follow the tokenizer's template
-(`mttl.data.chat_encoder`). Special tokens spelled in texts are ordinary text
+losing prefix, newline and end token; dialogues lose their oldest turns. Chats follow the
+tokenizer's template (`mttl.data.chat_encoder`). Special tokens spelled in texts are ordinary text
 (`mttl.data.user_text`).
 """
 
@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from mttl.config.data_schema import Truncate
 from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
+from mttl.tasks.dialogue import Dialogue
 
 _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
@@ -35,12 +36,14 @@ Turns: TypeAlias = tuple[tuple[str, str], ...]
 class PromptPrefix(NamedTuple):
     """The beginning of an input; in chats additionally the system text and earlier turns.
 
-    Turns are pairs of input and answer.
+    Turns are pairs of input and answer. The input of a ``dialogue`` has knowledge and further turns
+    (`mttl.tasks.dialogue`).
     """
 
     text: str
     system: str | None = None
     turns: Turns = ()
+    dialogue: bool = False
 
 
 class Frame(NamedTuple):
@@ -156,17 +159,29 @@ class TextEncoder:
         encoded = self.user_text.encode([self.leading_space + text for text in texts])
         for place, ids in enumerate(encoded):
             if len(ids) > room:
+                prefix = None if prompt_prefixes is None else prompt_prefixes[place]
+                encoded[place] = self._cut_plain(ids, texts[place], prefix, room)
                 if lost is not None:
-                    lost.append(len(ids) - room)
-                # Number of ids kept at the beginning; the remaining room is for the end.
-                n_kept = room
-                if prompt_prefixes is not None and self.truncate == "start":
-                    # The blank at its end may belong to the next word's token.
-                    kept = prompt_prefixes[place].text.rstrip()
-                    kept_ids = self.user_text.encode([self.leading_space + kept])[0] if kept else []
-                    n_kept = min(room, len(kept_ids))
-                encoded[place] = ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
+                    lost.append(len(ids) - len(encoded[place]))
         return [[*before, *ids, *after] for ids in encoded]
+
+    def _cut_plain(
+        self, ids: list[int], text: str, prefix: PromptPrefix | None, room: int
+    ) -> list[int]:
+        """Return at most ``room`` ids of a text that has more."""
+
+        def encode(text: str) -> list[int]:
+            return self.user_text.encode([self.leading_space + text])[0]
+
+        if prefix is not None and prefix.dialogue:
+            own = Dialogue.parse(text.removeprefix(prefix.text))
+            short = own.shortened(lambda part: len(encode(prefix.text + part.text)) <= room)
+            return encode(prefix.text + short.text)[:room]
+        n_kept = room  # ids kept at the beginning; the remaining room is for the end
+        if prefix is not None and self.truncate == "start":
+            kept = prefix.text.rstrip()  # the blank at its end may belong to the next word's token
+            n_kept = min(room, len(encode(kept))) if kept else 0
+        return ids[:n_kept] + ids[len(ids) - (room - n_kept) :]
 
 
 def check_positions(

@@ -76,9 +76,9 @@ def prepare(
     the first output, end token included). Raises a `TaskError` if a file is missing or malformed,
     or a required description is missing.
     """
-    encoder = row_encoder(form, tokenizer, decoder_only=decoder_only)
     sources = _read_sources(gym, tasks, split, samples)
     form = described(form, gym, tasks)
+    encoder = row_encoder(form, tokenizer, decoder_only=decoder_only)
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     heads = [form.task_heads.get(task) for task in tasks]
     build = partial(_build, sources, prompt_prefixes, encoder, max_rows, heads)
@@ -96,8 +96,10 @@ def prepare(
         "truncate": form.truncate,
         "heads": [None if head is None else head.text() for head in heads],
     }
+    if dialogues := [task for task in tasks if form.is_dialogue(task)]:
+        settings["dialogues"] = dialogues
     if form.template == "chat":  # the template's text, which may contain the date
-        settings["frames"] = [encoder.frame(*prefix[1:]) for prefix in prompt_prefixes]
+        settings["frames"] = [encoder.frame(*prefix[1:3]) for prefix in prompt_prefixes]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     key = f"{split.replace('+', '-')}-{digest[:24]}"
     return _with_log(cached(build, COLUMNS, key, cache_dir))
@@ -113,7 +115,11 @@ def row_encoder(form: PromptForm, tokenizer: PreTrainedTokenizerBase, *, decoder
 
 
 def described(form: PromptForm, gym: Gym, tasks: Sequence[str]) -> PromptForm:
-    """Return the form with the descriptions of tasks, if it shows them."""
+    """Return the form with the templates of dialogues, and with descriptions if it shows them."""
+    templates = {task: one for task in tasks if (one := gym.template(task)) and one.dialogue}
+    if templates:
+        own = {"task_templates": form.task_templates | templates}
+        form = form.model_copy(update=own)
     if not form.descriptions:
         return form
     texts = gym.descriptions(tasks, "data.descriptions needs descriptions of tasks")
@@ -187,6 +193,9 @@ def _build(
             "backbone.tokenizer to one that does, such as byte",
             " and ".join(sorted(unknown)),
         )
+    side = getattr(encoder, "truncate", "end")
+    if any(prefix.dialogue for prefix in prompt_prefixes):
+        side += ", of dialogues the oldest turns first"
     # Stored with the rows, so that it is also logged for cached ones.
     return "; ".join(
         f"{len(cut):,} of {n_written:,} {what} are longer than data.{setting}: "
@@ -194,7 +203,7 @@ def _build(
         for (setting, cut), what, side in zip(
             lost.items(),
             ("inputs", "answers"),
-            (getattr(encoder, "truncate", "end"), "end"),
+            (side, "end"),
             strict=True,
         )
         if cut

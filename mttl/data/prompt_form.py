@@ -2,9 +2,9 @@
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import ascii_lowercase
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import PositiveInt
 from transformers import PreTrainedTokenizerBase
@@ -63,6 +63,11 @@ class PromptForm(Section):
         """Tasks with heads."""
         return [task for task, form in self.task_heads.items() if form.kind != "text"]
 
+    def is_dialogue(self, task: str) -> bool:
+        """Return whether a task's inputs are dialogues."""
+        template = self.task_templates.get(task)
+        return template is not None and template.dialogue
+
     @classmethod
     def of(cls, data: Data) -> Self:
         """Return the form of the section `data`."""
@@ -78,14 +83,15 @@ class PromptForm(Section):
         description = self.task_descriptions.get(task) if self.descriptions else None
         if self.descriptions and description is None:
             raise TaskError(f"the model was trained with task descriptions, but '{task}' has none")
+        dialogue = self.is_dialogue(task)
         examples = [(q.strip(), a.strip()) for q, a in self.task_examples.get(task, [])]
         shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[self.prefix]
         if self.template == "plain":
             before = "".join(f"{question}\n{answer}\n\n" for question, answer in examples)
             described = "" if description is None else f"{description.strip()} "
-            return PromptPrefix(before + shown + described)
+            return PromptPrefix(before + shown + described, dialogue=dialogue)
         system = "\n\n".join(text.strip() for text in (self.system, description) if text)
-        return PromptPrefix(shown, system or None, tuple(examples))
+        return PromptPrefix(shown, system or None, tuple(examples), dialogue)
 
     def text(self, task: str, question: str) -> str:
         """Return the formatted input, stripped as in training."""
@@ -126,6 +132,16 @@ class PromptForm(Section):
             )
         return shown(n_shown, context_length)
 
+    def filled(self, task: str, record: Mapping[str, Any], place: str) -> str:
+        """Return the input that the task's template makes of a record, which ``place`` describes.
+
+        Raises a `TaskError` if the task has no template, or a field is missing or not a text.
+        """
+        template = self.task_templates.get(task)
+        if template is None:
+            raise TaskError(f"{place}: '{task}' has no template for records; give a text")
+        return str(template.filled(record, place)["input"])
+
     def encoder(self, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> TextEncoder:
         """Return the encoder of inputs and answers.
 
@@ -140,6 +156,8 @@ class PromptForm(Section):
                 "Set data.template: plain"
             )
         described = "A description." if self.descriptions else None  # of any task
+        if any(map(self.is_dialogue, self.task_templates)):
+            described = "Knowledge."
         system = (self.system or "").strip() or described
         return ChatEncoder(tokenizer, system=system, date=self.date, **lengths)
 

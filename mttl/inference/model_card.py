@@ -278,7 +278,7 @@ def question_template(
         whole = form.model_copy(update={"max_input_length": _LONGEST})  # no truncation
         encoder = whole.encoder(tokenizer, decoder_only=decoder_only)
         prompt_prefix = form.prompt_prefix(task)
-        frame = encoder.frame(*prompt_prefix[1:])
+        frame = encoder.frame(*prompt_prefix[1:3])
         frames[task] = frame._replace(head=frame.head + prompt_prefix.text)
         prompt_prefixes[task] = encoder.leading_space + prompt_prefix.text
         probes = [prompt_prefix.text + probe for probe in _PROBES]

@@ -29,6 +29,7 @@ from mttl.models.headed import headed_answers
 from mttl.routing.task.fixed import GivenRows
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.template import Record
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -149,7 +150,7 @@ class Predictor:
     def predict(
         self,
         tasks: str | Mapping[str, float] | Sequence[str],
-        texts: Sequence[str],
+        texts: Sequence[str | Record],
         *,
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
@@ -162,7 +163,7 @@ class Predictor:
         Args:
             tasks: Task of all texts, a task for each, or a `mixture` such as ``{"a": 0.7, "b":
                 0.3}`` for all.
-            texts: Inputs without the task prefix.
+            texts: Inputs without the task prefix, or records with the columns of the task's file.
             batch_size: Texts per batch.
             on_rows: Function called after each batch with its size.
             **search: Arguments of ``generate`` of transformers that override the run's settings:
@@ -172,7 +173,8 @@ class Predictor:
             One answer per text, in order, stripped.
 
         Raises:
-            TaskError: If a task is unknown or raw text, or their number differs from that of texts.
+            TaskError: If a task is unknown or raw text, their number differs from that of texts, or
+                a record does not have the columns of the task.
             TypeError: If ``texts`` is a single text instead of a list.
             ValueError: If several answers per text are requested.
         """
@@ -183,7 +185,7 @@ class Predictor:
             model = self.mixture(tasks)
             options = {"batch_size": batch_size, "on_rows": on_rows, **search}
             return model.predict(model.tasks[0], texts, **options)
-        names = self._names(tasks, texts)
+        names, texts = self._asked(tasks, texts)
         task_ids = self.task_ids(names).to(self.device)
         if self.model.heads is not None:
             rows = [row for row, _ in self.headed_rows(names, texts)]
@@ -257,7 +259,7 @@ class Predictor:
     def choose(
         self,
         tasks: str | Mapping[str, float] | Sequence[str],
-        texts: Sequence[str],
+        texts: Sequence[str | Record],
         choices: Sequence[str] | Sequence[Sequence[str]],
         *,
         per_token: bool = False,
@@ -268,7 +270,7 @@ class Predictor:
 
         Args:
             tasks: Task of all texts, a task for each, or a `mixture` for all.
-            texts: Inputs.
+            texts: Inputs, or records.
             choices: Answers for all texts, or a list for each text.
             per_token: Rank by means instead of sums over an answer's tokens.
             batch_size: Answers per batch.
@@ -282,7 +284,7 @@ class Predictor:
             model = self.mixture(tasks)
             options = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
             return model.choose(model.tasks[0], texts, choices, **options)
-        names = self._names(tasks, texts)
+        names, texts = self._asked(tasks, texts)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
         shared = all(isinstance(choice, str) for choice in choices)
@@ -342,7 +344,7 @@ class Predictor:
         return dict(zip(answers, ids, strict=True))
 
     def pipeline(self, task: str | Mapping[str, float]) -> Callable[..., Any]:
-        """Return a function of a text or a list of texts for a task, with options of `predict`.
+        """Return a function of one or several texts or records, with options of `predict`.
 
         Args:
             task: Task, or a `mixture`.
@@ -354,20 +356,23 @@ class Predictor:
         name = task if isinstance(task, str) else model.tasks[0]
         self.task_ids([name])
 
-        def answer(texts: str | Sequence[str], **options: Any) -> str | list[str]:
-            several = [texts] if isinstance(texts, str) else texts
-            answers = model.predict(name, several, **options)
-            return answers[0] if isinstance(texts, str) else answers
+        def answer(texts: str | Record | Sequence[str | Record], **options: Any) -> str | list[str]:
+            one = isinstance(texts, str | Mapping)
+            answers = model.predict(name, [texts] if one else texts, **options)
+            return answers[0] if one else answers
 
         return answer
 
-    def _names(self, tasks: str | Sequence[str], texts: Sequence[str]) -> list[str]:
-        strange = [place for place, text in enumerate(texts) if not isinstance(text, str)]
+    def _asked(
+        self, tasks: str | Sequence[str], texts: Sequence[str | Record]
+    ) -> tuple[list[str], list[str]]:
+        """Return the task and the input of each text or record."""
+        strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]
         problem = ""
         if isinstance(texts, str):
             problem = f"texts ('{texts}') must be a list of texts; write ['{texts}']"
         elif strange:
-            problem = f"text {strange[0] + 1} ({texts[strange[0]]!r}) must be a text"
+            problem = f"text {strange[0] + 1} ({texts[strange[0]]!r}) must be a text or a record"
         if problem:
             raise TypeError(problem)
         names = [tasks] * len(texts) if isinstance(tasks, str) else list(tasks)
@@ -378,7 +383,10 @@ class Predictor:
             )
         if raw := self.form.texts:
             raise TaskError(f"'{raw[0]}' is raw text without answers; merge or export its skills")
-        return names
+        return names, [
+            text if isinstance(text, str) else self.form.filled(name, text, f"text {number}")
+            for number, (name, text) in enumerate(zip(names, texts, strict=True), 1)
+        ]
 
     @cached_property
     def encoder(self) -> TextEncoder:

@@ -11,6 +11,8 @@ from mttl.inference.predictor import Predictor
 from mttl.io.errors import ConfigError, TaskError
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
+from mttl.tasks.dialogue import KNOWLEDGE, Dialogue
+from mttl.tasks.filters import squeeze
 
 TOO_LONG = "context_length_exceeded"  # error code of OpenAI
 
@@ -150,11 +152,14 @@ def conversation(
     messages: Sequence[Message], form: PromptForm, task: str
 ) -> tuple[str, PromptPrefix]:
     """Return the task's input, and the text before it, from the messages of a chat."""
-    prompt_prefix, chat = form.prompt_prefix(task), form.template == "chat"
+    prompt_prefix, knowledge = form.prompt_prefix(task), ""
+    chat = form.template == "chat" or prompt_prefix.dialogue
     if messages[0].role in ("system", "developer"):
         text = messages[0].text.strip()
         if text in ("", prompt_prefix.system):  # empty, or already in the prompt
             messages = messages[1:]
+        elif prompt_prefix.dialogue:
+            knowledge, messages = squeeze(text), messages[1:]
         elif chat:
             prompt_prefix, messages = prompt_prefix._replace(system=text), messages[1:]
     roles = [message.role for message in messages]
@@ -168,6 +173,12 @@ def conversation(
             "with the role user. Put all information into it"
         )
         raise ApiError(400, f"{found}; {asked}", param="messages")
+    if prompt_prefix.dialogue and messages[-1].text.strip():
+        dialogue = Dialogue.parse(messages[-1].text)  # may be the whole input
+        if knowledge or n_turns:
+            said = tuple((message.role, squeeze(message.text)) for message in messages)
+            dialogue = Dialogue(f"{KNOWLEDGE}{knowledge}" if knowledge else "", said)
+        return dialogue.text, prompt_prefix
     texts = [message.text.strip() for message in messages[:-1]]
     turns = tuple(zip(texts[::2], texts[1::2], strict=True))
     return messages[-1].text, prompt_prefix._replace(turns=prompt_prefix.turns + turns)

@@ -6,6 +6,7 @@ A line is a tuple of the input and all reference answers.
 from collections.abc import Iterable, Iterator
 
 from mttl.io.errors import TaskError
+from mttl.tasks.dialogue import COLUMNS
 from mttl.tasks.filters import TEXT_FILTERS, RecordError, shown
 from mttl.tasks.functions import FUNCTIONS, Rows
 from mttl.tasks.rows import TSV
@@ -65,13 +66,15 @@ def _writer(task: Task) -> Read:
     clean = TEXT_FILTERS[task.cleaning] if task.cleaning is not None else str
     one, is_tsv = task.references == "one", task.ending == TSV
     columns = {name: compile_field(name, task.labels, f"{{{name}}}") for name in task.columns}
+    kept = COLUMNS if task.kind == "dialogue" else ()
     fill_output = (compile_template if one else compile_values)(task.output, task.labels)
 
     def write(record: Record) -> Line:
         text, answer = clean(fill_input(record)), fill_output(record)
         line = Line((text, *((answer,) if one else _answers(answer))))
-        if columns:
-            line.columns = {name: read(record) for name, read in columns.items()}
+        if columns or kept:
+            own = {name: record[name] for name in kept if name in record}
+            line.columns = own | {name: read(record) for name, read in columns.items()}
         if not is_tsv and not all(map(str.strip, line)):  # CrossFit's files have empty texts
             what = "input" if not text.strip() else "output"
             raise RecordError(f"the {what} is empty; exclude such records with the key 'rows'")

@@ -9,6 +9,7 @@ from string import ascii_uppercase
 from typing import Any
 
 _BREAKS = str.maketrans("\n\t\r", "   ")
+SPEAKERS = ("user", "assistant")  # of a dialogue, whose last turn is the user's
 
 
 class RecordError(Exception):
@@ -70,7 +71,48 @@ LIST_FILTERS: dict[str, Callable[[Any], Any]] = {
     "first": first,
     "only": only,
 }
-CHOICE_FILTERS: dict[str, Callable[[Any], Any]] = {"keyed": keyed, "keys": list}
+
+
+def passages(value: Any) -> str:
+    """Return a text, or a list of texts joined by blanks, in one line."""
+    texts: list[Any] = value if isinstance(value, list) and value else [value]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise RecordError(f"is {shown(value)}; it must be a text, or a list of texts, none empty")
+    return " ".join(map(squeeze, texts))
+
+
+def turns(value: Any) -> str:
+    """Return the turns of a dialogue, one per line, each after its speaker (``user: Hello``).
+
+    Turns are texts, which alternate and end with the user's, or mappings with `speaker` (or
+    `role`) and `text` (or `content`). A single text is the user's turn.
+    """
+    history = [value] if isinstance(value, str) else value
+    if not isinstance(history, list) or not history:
+        raise RecordError(f"is {shown(value)}; it must be a list of turns")
+    lines: list[str] = []
+    for place, turn in enumerate(history):
+        speaker, text = SPEAKERS[(len(history) - place + 1) % 2], turn
+        if isinstance(turn, Mapping):
+            speaker = turn.get("speaker", turn.get("role"))
+            text = turn.get("text", turn.get("content"))
+        if speaker not in SPEAKERS or not isinstance(text, str) or not text.strip():
+            raise RecordError(
+                f"has the turn {shown(turn)} at place {place + 1}; it must be a text that is not "
+                f"empty, or have the keys speaker ({' or '.join(SPEAKERS)}) and text"
+            )
+        lines.append(f"{speaker}: {squeeze(text)}")
+    if not lines[-1].startswith("user: "):
+        raise RecordError("ends with the assistant's turn; the last turn must be the user's")
+    return "\n".join(lines)
+
+
+CHOICE_FILTERS: dict[str, Callable[[Any], Any]] = {
+    "keyed": keyed,
+    "keys": list,
+    "passages": passages,
+    "turns": turns,
+}
 
 
 def pick(choices: Any, label: Any) -> Any:

@@ -10,7 +10,7 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ _INPUTS = (
 )
 _MOST_VALUES, _MOST_LABELS, _LONGEST_LABEL, _ROWS_EACH = 10_000, 1000, 100, 4
 _LISTED = 20  # more labels are not listed
+_DIALOGUE = ("history", "knowledge", "response")
 
 
 @dataclass
@@ -168,6 +169,8 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
         return f"  # {name}: no training file, only {', '.join(map(str, files.values()))}\n"
     delimiter = _delimiter(files["train"])
     columns, n_rows = _columns(files["train"], delimiter)
+    if delimiter is None and {*_DIALOGUE} <= columns.keys():
+        return _dialogue(name, files, columns, n_rows)
     usable = {key: one for key, one in columns.items() if not re.search(r"[{}|]|^\[", key)}
     output = _output(usable)
     inputs = [] if output is None else _inputs(usable, output)
@@ -205,6 +208,35 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
     if conditions:
         n_empty = max(one.n_empty for one in used.values())
         keys["rows"] = (" and ".join(conditions), f"{n_empty:,} rows are left out")
+    return _printed(name, keys, columns, used, n_rows)
+
+
+def _dialogue(
+    name: str, files: Mapping[str, Path], columns: Mapping[str, _Column], n_rows: int
+) -> str:
+    """Return the lines of a task for a table with the columns of dialogues."""
+    response = columns["response"]
+    keys: dict[str, tuple[Any, str]] = {
+        "kind": ("dialogue", _lengths([response])),
+        "source": (
+            {key: str(files[key]) for key in ("train", "dev", "test") if key in files},
+            "" if "test" in files else "20 % of the rows are test",
+        ),
+        "k": _size(_Column(response.n_empty), n_rows, files),
+    }
+    if response.n_empty:
+        keys["rows"] = ("{response} is not empty", f"{response.n_empty:,} rows are left out")
+    return _printed(name, keys, columns, (*_DIALOGUE, "label"), n_rows)
+
+
+def _printed(
+    name: str,
+    keys: Mapping[str, tuple[Any, str]],
+    columns: Iterable[str],
+    used: Container[str],
+    n_rows: int,
+) -> str:
+    """Return the lines of a task with comments, after a check."""
     others = [key for key in columns if key not in used]
     comment = f"{n_rows:,} rows" + (f"; not used: {', '.join(others)}" if others else "")
     lines = [f"  {name}:", *(f"    {key}: {_yaml(v)}" for key, (v, _) in keys.items())]

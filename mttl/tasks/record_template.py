@@ -22,12 +22,13 @@ class RecordTemplate(Record):
     output: str = ""
     labels: list[str] = []  # noqa: RUF012 -- pydantic copies defaults
     cleaning: str | None = None
+    dialogue: bool = False
 
     @classmethod
     def of(cls, task: Task) -> Self:
         """Return the templates of a task."""
         names = {"input": task.input, "output": task.output, "labels": list(task.labels)}
-        return cls(**names, cleaning=task.cleaning)
+        return cls(**names, cleaning=task.cleaning, dialogue=task.kind == "dialogue")
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record has the fields of an input."""

@@ -27,6 +27,7 @@ RECORD_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", "
 TEXT_ENDINGS = (".txt", ".txt.gz")  # each line that is not blank is a record
 ALL_ENDINGS = (*RECORD_ENDINGS, *TEXT_ENDINGS)
 DELIMITERS = ",;\t|"
+LOGS = "logs.json"  # of DSTC
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
 _FORM = {
     TSV: "input<TAB>output",
@@ -148,8 +149,18 @@ def is_saved(path: str | Path) -> bool:
 
 
 def record_files(path: str | Path) -> list[Path]:
-    """Return the files of a source: a record file, or the files of a saved data set."""
+    """Return the files of a source: a record file, or the files of a saved data set or of DSTC."""
+    if Path(path).name == LOGS:
+        return dstc_files(path)
     return sorted(Path(path).iterdir()) if is_saved(path) else [Path(path)]
+
+
+def dstc_files(logs: str | Path) -> list[Path]:
+    """Return the logs, labels and knowledge of dialogues of DSTC."""
+    folder = Path(logs).parent
+    beside = folder / "knowledge.json"
+    above = folder.parent / beside.name
+    return [Path(logs), folder / "labels.json", beside if beside.is_file() else above]
 
 
 def read_records(

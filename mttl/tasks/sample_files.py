@@ -19,6 +19,7 @@ from mttl.io.files import atomic_path, write_table
 from mttl.io.reading import read_table
 from mttl.tasks.conll import read_sentences
 from mttl.tasks.convert import convert
+from mttl.tasks.dialogue_files import DIALOGUES
 from mttl.tasks.folder import SPLITS, options_cell
 from mttl.tasks.head_form import HeadKind
 from mttl.tasks.record_template import RecordTemplate
@@ -47,6 +48,8 @@ def fingerprint(task: Task, files: Iterable[Path]) -> str:
 
 def file_records(source: Source, split: str) -> Iterator[Record]:
     """Return the records of a split that is a file."""
+    if source.format in DIALOGUES:
+        return DIALOGUES[source.format](split)
     if source.format:
         return read_sentences(split, source.format, source.columns)
     return read_records(split, source.columns, source.delimiter)

@@ -11,12 +11,13 @@ from pydantic.dataclasses import dataclass
 
 from mttl.io.record import STRICT
 from mttl.metrics.metric_names import MetricName
+from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
 from mttl.tasks.head_form import HeadKind
 from mttl.tasks.rows import JSON_LINES, TSV
 
-Kind = Literal["classification", "text-to-text", HeadKind]
+Kind = Literal["classification", "text-to-text", "dialogue", HeadKind]
 References = Literal["one", "all", "distinct"]
 ALL = "all"  # instead of a number of lines
 FROM_TRAIN = "from train"  # instead of a list of options
@@ -91,8 +92,8 @@ class Source:
     mirrors: tuple[str, ...] = ()
     unavailable: Text | None = None
     dev: Text | None = None
-    # Format of a file with one word per line.
-    format: Literal["conll", "conllu", "wikiann"] | None = None
+    # Format of a file with one word per line, or of published dialogues.
+    format: Literal["conll", "conllu", "wikiann", DialogueFormat] | None = None
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
     @property

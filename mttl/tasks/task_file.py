@@ -16,6 +16,7 @@ from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
 from mttl.metrics.metric_names import TEXT_METRIC
+from mttl.tasks import dialogue
 from mttl.tasks.rows import ALL_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
@@ -26,7 +27,7 @@ _HEADED = {
     "label": ("accuracy", "{label}"),
     "tree": ("LAS", "{tree}"),
 }
-_SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", *_HEADED), 32)
+_SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", "dialogue", *_HEADED), 32)
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -93,6 +94,10 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
     elif kind == "text":
         shown_text = keys.get("input", "{text}")
         defaults |= {"metric": TEXT_METRIC, "input": shown_text, "output": shown_text, "k": ALL}
+    elif kind == "dialogue":
+        defaults |= {"metric": "rouge", "input": dialogue.INPUT, "output": dialogue.OUTPUT}
+        if isinstance(source := keys.get("source"), dict) and source.get("format") == "faithdial":
+            defaults["rows"] = "{label} is faithful"
     keys = {**defaults, **keys, "name": name}
     k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
     if k is None:

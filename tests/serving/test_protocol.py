@@ -16,6 +16,7 @@ from mttl.serving.protocol import (
     parse_request,
 )
 from mttl.serving.served_task import conversation
+from mttl.tasks.record_template import RecordTemplate
 
 USER = {"role": "user", "content": "ab"}
 ASKED = {"model": "copy", "prompt": "ab"}
@@ -122,7 +123,7 @@ def test_conversations_follow_the_form(form: PromptForm, messages: Any, expected
         with pytest.raises(ApiError, match=expected):
             conversation(asked.messages, form, "task")
         return
-    question, (prefix, *found) = conversation(asked.messages, form, "task")
+    question, (prefix, *found, _) = conversation(asked.messages, form, "task")
     assert (question, prefix, *found) == (expected[0], "[task] ", *expected[1:])
 
 
@@ -141,3 +142,20 @@ def test_mixtures_are_names_or_objects() -> None:
     for wrong in ("mix:", "mix:a", "mix:a=0.5,a=0.5", "mix:a=x"):
         with pytest.raises(TaskError, match="must have the form mix:"):
             shares_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([USER], "user: ab"),
+        ([{"role": "user", "content": "knowledge: K\nuser: ab"}], "knowledge: K\nuser: ab"),
+        ([SYSTEM, USER], "knowledge: be short\nuser: ab"),
+        ([USER, REPLY, USER], "user: ab\nassistant: c\nuser: ab"),
+        ([{"role": "user", "content": " "}], " "),  # rejected later as empty
+    ],
+)
+def test_a_dialogue_is_the_text_of_its_template(messages: Any, expected: str) -> None:
+    template = RecordTemplate(input="{history|turns}", dialogue=True)
+    form = PromptForm(task_templates={"task": template})
+    asked = parse_request(ChatRequest, {**CHAT, "messages": messages})
+    assert conversation(asked.messages, form, "task") == (expected, form.prompt_prefix("task"))

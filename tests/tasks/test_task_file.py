@@ -97,7 +97,7 @@ def test_holdout(holdout, expected):
         ("metric: ACC", "metric: acc",
          'metric: "acc" must be one of exact, accuracy, json, regex, f1, rouge, ACC'),
         ("classification", "classify",
-         'kind: "classify" must be one of classification, text-to-text, tokens'),
+         'kind: "classify" must be one of classification, text-to-text, dialogue'),
         ('"{text}"', '""', 'input: "" must have at least 1 character'),
         ("[bad, good]", "[0, 1]",
          "labels.0: 0 must be text (quote it if it looks like a number or a bool"),

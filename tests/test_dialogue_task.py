@@ -1,0 +1,115 @@
+"""A dialogue task from its file to answers, with an encoder–decoder and with a chat model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mttl
+from helpers.chat_templates import CHATML, save_tokenizer
+from helpers.command import train
+from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
+from helpers.raw import write_jsonl
+from mttl.commands import adapt, predict
+from mttl.config.data_schema import Data
+from mttl.data.data_module import TextToTextDataModule
+from mttl.models.backbone import is_decoder_only
+from mttl.serving.protocol import ChatRequest, parse_request
+from mttl.serving.served_task import ServedTask, conversation
+from mttl.tasks.folder import Gym
+
+TASKS = """
+kind: dialogue
+k: 4
+tasks:
+  guide: {source: {train: talk.jsonl}}
+  other: {source: {train: talk.jsonl}, side: test}
+"""
+SAID = ["Hi.", "Hello.", "How tall is it?"]
+
+
+def record(number: int) -> dict[str, Any]:
+    knowledge = [f"Tower {number}", f"is {number} m tall."]
+    return {"history": SAID, "knowledge": knowledge, "response": f"{number} m", "label": "faithful"}
+
+
+ADAPTED = {**record(8), "task": "other"}
+
+
+@pytest.fixture(params=["t5", "chat"])
+def run(request: Any, tmp_path: Path) -> Any:
+    write_jsonl(tmp_path / "talk.jsonl", map(record, range(20)))
+    (tmp_path / "tasks.yaml").write_text(TASKS)
+    backbone: dict[str, Any] = {**TINY_T5, "initial_scale": {"*": 3.0}}
+    data = {"tasks": str(tmp_path / "tasks.yaml"), "dir": None, "partition": "auto"}
+    data |= {"max_input_length": 200, "validation": "dev", "prefix": "none", "batch_size": 4}
+    if request.param == "chat":
+        tokenizer = str(save_tokenizer(tmp_path / "tokenizer", CHATML))
+        backbone = {**TINY_LLAMA, "initial_scale": {"*": 8.0}, "tokenizer": tokenizer}
+        data |= {"template": "chat", "system": "Be brief."}
+    trainer = {"max_steps": 2, "val_check_interval": 2}
+    sections = {"data": data, "backbone": backbone, "trainer": trainer}
+    found = train(write_config(tmp_path / "tiny.yaml", tmp_path, **sections), "talk")
+    return mttl.load(found.path)
+
+
+def test_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:
+    chat = is_decoder_only(run.model.backbone)
+    (folder,) = tmp_path.glob("runs/.cache/tasks-*[!k]")
+    gym = Gym(folder)
+    rows = gym.rows("guide", "test", 100)
+    for row in rows:  # as metrics receive them
+        number = int(row.outputs[0].split()[0])
+        wanted = record(number)
+        del wanted["response"]
+        assert row.source["columns"] == wanted
+
+    # Prompts are those of the messages, the same from texts, records and requests.
+    given = record(7)
+    text = "knowledge: Tower 7 is 7 m tall.\nuser: Hi.\nassistant: Hello.\nuser: How tall is it?"
+    turns = zip(("user", "assistant", "user"), SAID, strict=True)
+    messages = [{"role": role, "content": said} for role, said in turns]
+    messages.insert(0, {"role": "system", "content": "Tower 7 is 7 m tall."})
+    asked = parse_request(ChatRequest, {"model": "guide", "messages": messages})
+    question, prefix = conversation(asked.messages, run.form, "guide")
+    assert question == text
+    served = ServedTask("guide", run, 8, truncate=False)
+    (ids,), _ = served.encode([question], prefix)
+    expected = text
+    if chat:
+        messages[0]["content"] = "Be brief.\n\nTower 7 is 7 m tall."
+        expected = run.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    assert run.tokenizer.decode(ids, skip_special_tokens=not chat) == expected
+    (answer,) = run.predict("guide", [text])
+    assert answer
+    assert run.predict("guide", [given]) == [answer]
+    assert run.pipeline("guide")(given) == answer
+
+    # Training reads the same prompts; long ones lose their oldest turns.
+    rows_config = Data(dir=str(folder), samples=[100])
+    for most, n_shown in ((200, 3), (80 if chat else 60, 1)):
+        form = run.form.model_copy(update={"max_input_length": most, "task_templates": {}})
+        given = (gym, ["guide"], run.tokenizer, rows_config)
+        data = TextToTextDataModule(*given, decoder_only=chat, form=form)
+        for row in data.train_rows:
+            prompt = run.tokenizer.decode(row["input_ids"])
+            assert len(row["input_ids"]) <= most
+            assert " ".join(json.loads(row["columns"])["knowledge"]) in prompt
+            assert [said in prompt for said in SAID] == [n_shown == 3, n_shown == 3, True]
+
+    # Another dialogue is adapted to, and tables of records are answered.
+    source, new = str(tmp_path / "runs" / "talk"), tmp_path / "new"
+    steps = ("adapt.max_steps=1", "adapt.eval_every=1", "adapt.batch_size=2")
+    given = ["-c", str(tmp_path / "tiny.yaml"), "--from", source, "--out", str(new), "--save"]
+    assert adapt.main([*given, "-k", *steps]) == 0
+    (kept,) = (new / "models").iterdir()
+    table = write_jsonl(tmp_path / "in.jsonl", [{**record(7), "task": "guide"}, ADAPTED])
+    given = ["--from", source, "--adapted", str(kept), "--in", str(table)]
+    assert predict.main([*given, "--out", str(tmp_path / "out.jsonl")]) == 0
+    first, second = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert first["prediction"] == answer
+    assert second["knowledge"] == ADAPTED["knowledge"]
+    assert "prediction" in second
