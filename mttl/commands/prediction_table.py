@@ -37,7 +37,7 @@ from mttl.io.errors import ConfigError, TaskError, nearest
 from mttl.io.files import write_text
 from mttl.io.reading import decoded, read_text
 from mttl.io.record import Record
-from mttl.metrics.crossfit import ignored_differences, score_answers
+from mttl.metrics.crossfit import build_metric, ignored_differences, score_answers
 from mttl.metrics.metric_names import TaskMetric, check_metric
 from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console, say
@@ -69,6 +69,7 @@ def prediction_table(options: Namespace) -> None:
         check_metric(metric, ConfigError, "--metric")
         if plugins.METRICS.is_plugin(metric):
             plugins.find_class(plugins.METRICS, metric, trusted=True)
+        build_metric(metric)  # reports wrong settings before anything is answered
     place = options.questions or "standard input"
     kind = options.format or _kind_of_both(options.questions, options.out)
     if kind in WORD_FORMATS:

@@ -133,7 +133,7 @@ class Data(Section):
     """Date for chat templates that show one, as YYYY-MM-DD; by default the day on which training
     starts. It is recorded in the run."""
     metrics: dict[TaskName, Annotated[str, AfterValidator(plugin_name(METRICS))]] = {}
-    """Metrics by task, instead of those in TASKS.csv: a metric of CrossFit, or `module:Class`."""
+    """Metrics by task, instead of those in TASKS.csv: a built-in metric, or `module:Class`."""
     expert_matrix: str | None = None
     """CSV file with expert-assigned skills per task: the default matrix of the expert router.
     `skills.n_skills: per_column` then takes the number of its columns."""

@@ -136,10 +136,20 @@ def rouge_f(prediction: str, reference: str) -> float:
     Words are letters and digits of any script in lower case, and repeated words count, as in the
     package ``rouge_score`` for English. Texts without words are compared as written.
     """
-    predicted, expected = (re.findall(r"[^\W_]+", text.lower()) for text in (prediction, reference))
+    predicted, expected = plain_words(prediction), plain_words(reference)
     if not predicted or not expected:
         return same_text(prediction, reference)
-    return 2 * _subsequences(expected, predicted)[-1][-1] / (len(predicted) + len(expected))
+    return 2 * common_length(expected, predicted) / (len(predicted) + len(expected))
+
+
+def plain_words(text: str) -> list[str]:
+    """Return the words of a text: runs of letters and digits of any script, in lower case."""
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def common_length(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence."""
+    return _subsequences(first, second)[-1][-1]
 
 
 def common_words(first: Sequence[str], second: Sequence[str]) -> set[str]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from jaxtyping import Float64
 from torch import Tensor
 from torchmetrics import Metric
 
+from mttl.io.errors import ConfigError, raised_as
 from mttl.metrics.answer_scores import (
     exact_match,
     matches,
@@ -28,11 +30,19 @@ from mttl.metrics.answer_scores import (
     same_text,
     word_f1,
 )
-from mttl.metrics.metric_names import IGNORES, TEXT_METRIC, TaskMetric, check_metric
+from mttl.metrics.metric_names import (
+    IGNORES,
+    TEXT_METRIC,
+    TaskMetric,
+    check_metric,
+    split_metric,
+)
 from mttl.metrics.spans import span_f1, tag_accuracy
 from mttl.metrics.trees import attachment_score
 from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
+from mttl.plugins.describe import described
+from mttl.plugins.parts import PARTS
 
 
 class TextMetric(Metric):
@@ -231,12 +241,22 @@ OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
 
 
 def build_metric(name: str) -> Metric:
-    """Return a metric by name: one of `METRICS`, or a custom class; a `TaskMetric` has options.
+    """Return a metric by name: a built-in one, or a custom class; a `TaskMetric` has options.
 
-    Raises a `ValueError` if the name is unknown.
+    Settings follow the name, as in ``bertscore model=DIR``. Raises a `ValueError` if the name is
+    unknown, and a `ConfigError` for the value of a setting.
     """
     metric = name if isinstance(name, TaskMetric) else TaskMetric(name)
     check_metric(name, ValueError, text=name == TEXT_METRIC)
+    kind, given = split_metric(name)
+    if kind in PARTS["metrics"]:
+        known = described("metrics")[kind]["settings"]
+        with raised_as(ConfigError, f"metric '{name}'", ValueError):
+            settings = {
+                key: int(value) if known[key]["type"] == {"type": "int"} else value
+                for key, value in given.items()
+            }
+            return make(resolve_name(PARTS["metrics"][kind]), {}, settings)
     if name not in METRICS:
         return make(find_class(plugins.METRICS, name), {}, {})
     if name == "Matthew-Correlation":

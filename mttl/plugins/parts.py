@@ -82,4 +82,14 @@ PARTS: dict[str, dict[str, str]] = {
         "ia3": "mttl.skills.weights.ia3:IA3Inventory",
         "adapter": "mttl.skills.blocks.adapter:AdapterExperts",
     },
+    "metrics": {
+        "knowledge_f1": "mttl.metrics.grounding:KnowledgeF1",
+        "coverage": "mttl.metrics.grounding:Coverage",
+        "density": "mttl.metrics.grounding:Density",
+        "lcs": "mttl.metrics.grounding:CommonSubsequence",
+        "bleu": "mttl.metrics.overlap:Bleu",
+        "chrf": "mttl.metrics.overlap:ChrF",
+        "bertscore": "mttl.metrics.judges:BertScore",
+        "critic": "mttl.metrics.judges:Critic",
+    },
 }

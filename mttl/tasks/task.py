@@ -6,11 +6,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
 from mttl.io.record import STRICT
-from mttl.metrics.metric_names import MetricName
+from mttl.metrics.metric_names import metric_problem
 from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
@@ -56,6 +56,12 @@ def _options(value: Any) -> tuple[str, ...]:
             "false and null"
         )
     return tuple(texts)
+
+
+def _metric(value: str) -> str:
+    if problem := metric_problem(value):
+        raise ValueError(problem)
+    return value
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -115,7 +121,7 @@ class Task:
     kind: Kind
     input: Text
     output: Text
-    metric: MetricName
+    metric: Annotated[str, AfterValidator(_metric)]
     category: str
     description: str
     labels: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ combined with `router/token_top2.yaml`, all others with LoRA and Polytropon.
 
 def parts_page() -> str:
     """Return the page."""
-    return "\n".join([HEAD, *(_family(family) for family in PARTS), FILES, _combinations()])
+    return "\n".join([HEAD, *(_family(family) for family in FAMILY_TITLES), FILES, _combinations()])
 
 
 def _family(family: str) -> str:
