@@ -23,7 +23,7 @@ TASKS = """
 kind: dialogue
 k: 4
 tasks:
-  guide: {source: {train: talk.jsonl}}
+  guide: {source: {train: talk.jsonl}, metric: knowledge_f1}
   other: {source: {train: talk.jsonl}, side: test}
 """
 SAID = ["Hi.", "Hello.", "How tall is it?"]

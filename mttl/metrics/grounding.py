@@ -15,9 +15,15 @@ _PUNCTUATION_AS_BLANKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
 def knowledge_of(row: Mapping[str, Any]) -> str:
-    """Return the column ``knowledge`` of a row; raises a `TaskError` if there is no such text."""
+    """Return the column ``knowledge`` of a row, of which several texts are joined.
+
+    Raises a `TaskError` if there is no such text.
+    """
     columns = row.get("columns", {})
-    if not isinstance(found := columns.get(KNOWLEDGE), str):
+    found = columns.get(KNOWLEDGE)
+    if isinstance(found, list):
+        found = " ".join(map(str, found))
+    if not isinstance(found, str):
         raise TaskError(
             f"this metric needs a text in the column '{KNOWLEDGE}' of every row; the row with the "
             f"input '{row.get('input', '')[:60]}' has the columns: {', '.join(columns) or 'none'}. "

@@ -7,7 +7,7 @@ Readers yield a record per response: ``history`` (see `mttl.tasks.filters.turns`
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from mttl.io.errors import TaskError
 from mttl.io.reading import read_json, shown
@@ -51,7 +51,7 @@ def read_wizard(path: str | Path) -> Records:
             speaker = {"Wizard": "assistant", "Apprentice": "user"}.get(name.rpartition("_")[2])
             if speaker is None:
                 problem = f"'speaker' is {shown(name)}, but it must end in Wizard or Apprentice"
-                raise TaskError(f"{place}: {problem}; correct the turn")
+                _refuse(place, problem, "correct the turn")
             if speaker == "assistant":
                 n_turns += 1
                 if not history:
@@ -128,8 +128,8 @@ def read_dstc(path: str | Path) -> Records:
         for at, turn in _items({"turns": log}, "turns", f"{logs_path}, record {number}", "turn"):
             speaker = {"U": "user", "S": "assistant"}.get(_get(turn, "speaker", str, at))
             if speaker is None:
-                found = shown(turn["speaker"])
-                raise TaskError(f"{at}: 'speaker' is {found}, but it must be U or S; correct it")
+                problem = f"'speaker' is {shown(turn['speaker'])}, but it must be U or S"
+                _refuse(at, problem, "correct the turn")
             history.append({"speaker": speaker, "text": _get(turn, "text", str, at)})
         snippets = [
             _snippet(known, each, at)
@@ -160,7 +160,7 @@ def _follow(value: Any, keys: Any, key: str, place: str) -> Any:
     name = str(keys.get(key)) if isinstance(keys, dict) else ""
     if not isinstance(value, dict) or name not in value:
         problem = f"'knowledge.json' has no {key} {shown(name)}, which the label names"
-        raise TaskError(f"{place}: {problem}; correct {shown(keys)}")
+        _refuse(place, problem, f"correct {shown(keys)}")
     return value[name]
 
 
@@ -170,7 +170,7 @@ def _label(begin: list[Any], place: str) -> str:
     known = [label for name, label in _LABELS.items() if name in found]
     if found and not known:
         problem = f"'BEGIN' is {shown(begin)}, but it must have one of {', '.join(_LABELS)}"
-        raise TaskError(f"{place}: {problem}; correct the record")
+        _refuse(place, problem, "correct the record")
     return known[0] if known else ""
 
 
@@ -178,7 +178,7 @@ def _items(value: Any, key: str, place: str, name: str) -> Iterator[tuple[str, A
     """Yield the items of a list that is not empty, each with its place."""
     items = _get(value, key, list, place)
     if not items:
-        raise TaskError(f"{place}: '{key}' is an empty list; remove the record")
+        _refuse(place, f"'{key}' is an empty list", "remove the record")
     for number, item in enumerate(items, 1):
         yield f"{place}, {name} {number}", item
 
@@ -187,8 +187,12 @@ def _get(record: Any, key: str, kind: type, place: str) -> Any:
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
         problem = f"'{key}' is {shown(value)}, but it must be {_KINDS[kind]}"
-        raise TaskError(f"{place}: {problem}; correct or remove the record")
+        _refuse(place, problem, "correct or remove the record")
     return value
+
+
+def _refuse(place: str, problem: str, advice: str) -> NoReturn:
+    raise TaskError(f"{place}: {problem}; {advice}")
 
 
 def _report(path: str | Path, n_skipped: int, n: int, what: str) -> None:

@@ -88,10 +88,8 @@ def turns(value: Any) -> str:
     `role`) and `text` (or `content`). A single text is the user's turn.
     """
     history = [value] if isinstance(value, str) else value
-    if not isinstance(history, list) or not history:
-        raise RecordError(f"is {shown(value)}; it must be a list of turns")
     lines: list[str] = []
-    for place, turn in enumerate(history):
+    for place, turn in enumerate(history if isinstance(history, list) else ()):
         speaker, text = SPEAKERS[(len(history) - place + 1) % 2], turn
         if isinstance(turn, Mapping):
             speaker = turn.get("speaker", turn.get("role"))
@@ -102,8 +100,10 @@ def turns(value: Any) -> str:
                 f"empty, or have the keys speaker ({' or '.join(SPEAKERS)}) and text"
             )
         lines.append(f"{speaker}: {squeeze(text)}")
-    if not lines[-1].startswith("user: "):
-        raise RecordError("ends with the assistant's turn; the last turn must be the user's")
+    if not lines or not lines[-1].startswith("user: "):
+        raise RecordError(
+            f"is {shown(value)}; it must be a list of turns that ends with the user's"
+        )
     return "\n".join(lines)
 
 
