@@ -65,7 +65,7 @@ class BertScore(KnowledgeMetric):
 
     def compare(self, answer: str, text: str) -> float:
         # One pair at a time: torchmetrics 1.9 sorts texts by length, and restores the wrong order.
-        found = bert_score([answer], [text], num_layers=self.layer, **self._loaded)
+        found: Any = bert_score([answer], [text], num_layers=self.layer, **self._loaded)
         return min(float(found["f1"]), 1.0)  # rounding may exceed 1
 
     @cached_property
