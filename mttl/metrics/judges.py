@@ -43,10 +43,7 @@ class BertScore(KnowledgeMetric):
         against: Annotated[str, OneOf(KNOWLEDGE, "references")] = KNOWLEDGE,
     ) -> None:
         super().__init__()
-        config = _config(model, "an encoder")
-        if config.is_encoder_decoder:
-            raise ValueError(f"model ('{model}') must be an encoder; it is a {config.model_type}")
-        n_layers = config.num_hidden_layers
+        n_layers = _config(model, "an encoder", seq2seq=False).num_hidden_layers
         if not -n_layers <= layer <= n_layers:
             raise ValueError(f"layer ({layer}) must be from {-n_layers} to {n_layers}")
         self.folder, self.layer, self.against = model, layer, against
@@ -65,7 +62,7 @@ class BertScore(KnowledgeMetric):
 
     def compare(self, answer: str, text: str) -> float:
         # One pair at a time: torchmetrics 1.9 sorts texts by length, and restores the wrong order.
-        found = bert_score([answer], [text], num_layers=self.layer, **self._loaded)
+        found: Any = bert_score([answer], [text], num_layers=self.layer, **self._loaded)
         return min(float(found["f1"]), 1.0)  # rounding may exceed 1
 
     @cached_property
@@ -109,13 +106,15 @@ class Critic(KnowledgeMetric):
         return found, _lengths(found.tokenizer, found.model.config)
 
 
-def _config(folder: str, what: str) -> Any:
-    if not (Path(folder) / "config.json").is_file():
+def _config(folder: str, what: str, *, seq2seq: bool = True) -> Any:
+    is_saved = (Path(folder) / "config.json").is_file()
+    config = AutoConfig.from_pretrained(folder) if is_saved else None
+    if config is None or (config.is_encoder_decoder and not seq2seq):
         raise ValueError(
             f"model ('{folder}') must be a folder with {what} of transformers and its tokenizer; "
             "it is not downloaded. Save one with save_pretrained"
         )
-    return AutoConfig.from_pretrained(folder)
+    return config
 
 
 def _device() -> torch.device:

@@ -1,6 +1,7 @@
 """Scores of n-grams that answers share with their references, by torchmetrics."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torchmetrics.functional.text import chrf_score, sacre_bleu_score
 
@@ -20,7 +21,8 @@ class Bleu(TextMetric):
         return prediction.strip(), list(accepted)
 
     def score(self, rows: Sequence[tuple[str, list[str]]]) -> float:
-        return float(sacre_bleu_score(*zip(*rows, strict=True)))
+        answers, references = zip(*rows, strict=True)
+        return float(sacre_bleu_score(answers, references))
 
 
 class ChrF(MeanComparison):
@@ -36,4 +38,5 @@ class ChrF(MeanComparison):
 
 def _chrf(prediction: str, reference: str) -> float:
     # One row at a time: of corpora, torchmetrics 1.9 omits the references of answers that score 0.
-    return float(chrf_score([prediction], [[reference]], n_word_order=0))
+    found: Any = chrf_score([prediction], [[reference]], n_word_order=0)
+    return float(found)

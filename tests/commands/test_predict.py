@@ -54,6 +54,15 @@ def test_a_pipe_is_answered(run, monkeypatch, capsys) -> None:
     assert "ACC" in told.err  # the metric of the run's own results
 
 
+def test_a_metric_reads_the_knowledge_in_the_table(run, tmp_path, capsys) -> None:
+    texts = ["ab or c", "AB, c.", "c ab", "?", "a b", ""]
+    rows = [{"input": w, "output": "-", "knowledge": k} for w, k in zip(WORDS, texts, strict=True)]
+    table = str(jsonl(tmp_path / "q.jsonl", rows))
+    given = ["--from", str(run), "--task", "reverse", "--in", table, "--choices", "ab", "c"]
+    assert predict.main([*given, "--metric", "coverage"]) == 0
+    assert "50.0" in capsys.readouterr().err
+
+
 def test_tasks_of_the_run_and_adapted_ones_stand_side_by_side(run, kept, tmp_path) -> None:
     names = ["new", "copy", "reverse", "new", "copy", "new"]
     questions = jsonl(
@@ -181,6 +190,8 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
         ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
         ({"input": "a"}, [*COPY, "--choices", "a", "a"], "; there must be at least two, without"),
         ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
+        ({"input": "a"}, [*COPY, "--metric", "critic model=x"], "'critic model=... label=...'"),
+        ({"input": "a"}, [*COPY, "--metric", "bertscore model=x"], "'x') must be a folder with an"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
         ({}, [], ", row 1: the column 'input' is missing; columns are "),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) must be at most 1"),

@@ -109,7 +109,7 @@ def test_the_critic_is_the_classifiers_decision(folders, label):
             "bertscore model=absent",
             r"\('absent'\) must be a folder with an encoder .* not downloaded",
         ),
-        ("bertscore model={t5}", "must be an encoder; it is a t5"),
+        ("bertscore model={t5}", "must be a folder with an encoder"),
         ("bertscore model={encoder} layer=3", r"layer \(3\) must be from -2 to 2"),
         ("bertscore model={encoder} against=x", r"\('x'\) must be one of knowledge, references"),
         ("critic model={critic} label=maybe", r"label \('maybe'\) must be one of no, yes"),
