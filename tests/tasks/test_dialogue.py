@@ -48,7 +48,7 @@ def test_records_become_inputs_and_keep_their_columns(changes: dict[str, Any]) -
         ({"history": []}, r"'history' is \[\]; it must be a list of turns"),
         ({"history": ["a", " ", "b"]}, "'history' has the turn ' ' at place 2"),
         ({"history": [{"speaker": "bot", "text": "a"}]}, r"speaker \(user or assistant\)"),
-        ({"history": [{"speaker": "assistant", "text": "a"}]}, "a list of turns that ends with the user's"),
+        ({"history": [{"speaker": "assistant", "text": "a"}]}, "turns that ends with the user's"),
         ({"response": " "}, "the output is empty"),
     ],
 )
