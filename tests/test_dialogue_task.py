@@ -14,6 +14,8 @@ from helpers.raw import write_jsonl
 from mttl.commands import adapt, predict
 from mttl.config.data_schema import Data
 from mttl.data.data_module import TextToTextDataModule
+from mttl.inference.task_options import task_options
+from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
 from mttl.serving.protocol import ChatRequest, parse_request
 from mttl.serving.served_task import ServedTask, conversation
@@ -87,6 +89,14 @@ def test_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:
     assert answer
     assert run.predict("guide", [given]) == [answer]
     assert run.pipeline("guide")(given) == answer
+    with pytest.raises(TypeError, match=r"must be a list of texts or records; write \[{'history'"):
+        run.predict("guide", given)
+    with pytest.raises(TaskError, match="the model has no task 'guidd'"):
+        run.predict("guidd", [given])
+    # Few answers with several rows each are no options here.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mttl.inference.task_options.ROWS_EACH", 0)
+        assert task_options(gym, "guide", [100]) == []
 
     # Training reads the same prompts; long ones lose their oldest turns.
     rows_config = Data(dir=str(folder), samples=[100])
@@ -113,3 +123,6 @@ def test_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:
     assert first["prediction"] == answer
     assert second["knowledge"] == ADAPTED["knowledge"]
     assert "prediction" in second
+    write_jsonl(table, [ADAPTED, {"history": SAID, "task": "guide"}])
+    with pytest.raises(TaskError, match=r"row 2: the field 'knowledge' is missing"):
+        predict.main([*given, "--out", str(tmp_path / "other.jsonl")])

@@ -194,7 +194,7 @@ def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> 
     asked, lacking = [], "{input}"
     for number, row in enumerate(rows, 1):
         template = given or known.get(str(row.get("task") or options.task or alone))
-        if template is not None and (given or template.fits(row)):
+        if template is not None and (given or template.fits(row) or template.is_meant(row)):
             row = template.filled(row, f"{place}, row {number}")
         elif template is not None:
             lacking = template.input

@@ -175,7 +175,7 @@ class Predictor:
         Raises:
             TaskError: If a task is unknown or raw text, their number differs from that of texts, or
                 a record does not have the columns of the task.
-            TypeError: If ``texts`` is a single text instead of a list.
+            TypeError: If ``texts`` is a single text or record instead of a list.
             ValueError: If several answers per text are requested.
         """
         if search.get("num_return_sequences", 1) != 1:
@@ -369,8 +369,8 @@ class Predictor:
         """Return the task and the input of each text or record."""
         strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]
         problem = ""
-        if isinstance(texts, str):
-            problem = f"texts ('{texts}') must be a list of texts; write ['{texts}']"
+        if isinstance(texts, str | Mapping):
+            problem = f"texts ({texts!r}) must be a list of texts or records; write [{texts!r}]"
         elif strange:
             problem = f"text {strange[0] + 1} ({texts[strange[0]]!r}) must be a text or a record"
         if problem:
@@ -383,6 +383,7 @@ class Predictor:
             )
         if raw := self.form.texts:
             raise TaskError(f"'{raw[0]}' is raw text without answers; merge or export its skills")
+        self.task_ids(names)  # reports unknown tasks
         return names, [
             text if isinstance(text, str) else self.form.filled(name, text, f"text {number}")
             for number, (name, text) in enumerate(zip(names, texts, strict=True), 1)

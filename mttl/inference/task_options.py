@@ -70,13 +70,15 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
 
     They are the column ``options`` of TASKS.csv, separated by ``|``; otherwise the sorted distinct
     first answers of the samples' training rows, if there are at most 20 with on average four rows.
-    Raises a `TaskError` if the column has a single, an empty or a repeated option, or a file is
-    malformed.
+    A dialogue, whose answers are sentences, has only named options. Raises a `TaskError` if the
+    column has a single, an empty or a repeated option, or a file is malformed.
     """
     named = gym.options(task)
     if named:
         place = f"'{gym.directory / 'TASKS.csv'}', options of '{task}'"
         return check_choices(named, place)
+    if (template := gym.template(task)) and template.dialogue:
+        return []
     found: set[str] = set()
     n_rows = 0
     for sample in samples:

@@ -34,6 +34,10 @@ class RecordTemplate(Record):
         """Return whether a record has the fields of an input."""
         return template_fields(self.input) <= record.keys()
 
+    def is_meant(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record has a field of the input, and no finished ``input``."""
+        return "input" not in record and bool(template_fields(self.input) & record.keys())
+
     def filled(self, record: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Return a record with ``input``, and with ``output`` if it has the fields.
 

@@ -150,6 +150,9 @@ def test_methods_for_policies_are_trained_adapted_and_compared(files, commands, 
         *((method, "all", "GoToObj") for method in ("private", "own")),
         ("own", "zero_shot", "GoToObj"),
     }
+    # Three networks (one of them common) and two logits, and one network.
+    trained = {x["method"]: int(x["trained"]) for x in read_csv(out / "table.csv")}
+    assert trained["own"] == 3 * trained["private"] + 2
     kept = out / "private" / "seed3" / "adapt-all" / "config.yaml"
     assert yaml12.parse(kept.read_text())["adapt"]["mode"] == "from_scratch"
     assert yaml12.parse(kept.read_text())["adapt"]["n_updates"] == 1

@@ -138,12 +138,14 @@ def n_trained_in(runs: Sequence[Path], mode: str) -> int:
     from mttl.checkpoints.saved_inventory import count_saved  # imports PyTorch
 
     skills = runs[0] / "skills"
-    meta = read_json(skills / "meta.json", MttlError, dict)
-    kind = meta["settings"]["router"]["kind"]
+    settings = read_json(skills / "meta.json", MttlError, dict)["settings"]
+    kind = settings["router"]["kind"]
     # Token routers are trained even if the task router is fixed.
     learned = TOKENS if kind in FIXED_ROUTERS else ""
     routers = count_saved(skills / "router.safetensors", learned)
-    return count_saved(skills / "skills.safetensors") + routers
+    # Of policies, those that levels share.
+    common = count_saved(skills / "backbone.safetensors") if settings.get("train_base") else 0
+    return count_saved(skills / "skills.safetensors") + routers + common
 
 
 def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
