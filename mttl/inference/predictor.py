@@ -185,8 +185,7 @@ class Predictor:
             model = self.mixture(tasks)
             options = {"batch_size": batch_size, "on_rows": on_rows, **search}
             return model.predict(model.tasks[0], texts, **options)
-        names, texts = self._asked(tasks, texts)
-        task_ids = self.task_ids(names).to(self.device)
+        names, texts, task_ids = self._asked(tasks, texts)
         if self.model.heads is not None:
             rows = [row for row, _ in self.headed_rows(names, texts)]
             return self.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
@@ -284,7 +283,7 @@ class Predictor:
             model = self.mixture(tasks)
             options = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
             return model.choose(model.tasks[0], texts, choices, **options)
-        names, texts = self._asked(tasks, texts)
+        names, texts, task_ids = self._asked(tasks, texts)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
         shared = all(isinstance(choice, str) for choice in choices)
@@ -300,7 +299,6 @@ class Predictor:
             return []
         questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
         prompts = self.encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
-        task_ids = self.task_ids(names).to(self.device)
         sizes = {"per_token": per_token, "batch_size": batch_size}
         return self.choose_encoded(task_ids, prompts, ids, **sizes, on_rows=on_rows)
 
@@ -365,8 +363,8 @@ class Predictor:
 
     def _asked(
         self, tasks: str | Sequence[str], texts: Sequence[str | Record]
-    ) -> tuple[list[str], list[str]]:
-        """Return the task and the input of each text or record."""
+    ) -> tuple[list[str], list[str], torch.Tensor]:
+        """Return the task and the input of each text or record, and the ids of the tasks."""
         strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]
         problem = ""
         if isinstance(texts, str | Mapping):
@@ -383,11 +381,12 @@ class Predictor:
             )
         if raw := self.form.texts:
             raise TaskError(f"'{raw[0]}' is raw text without answers; merge or export its skills")
-        self.task_ids(names)  # reports unknown tasks
-        return names, [
+        task_ids = self.task_ids(names).to(self.device)
+        inputs = [
             text if isinstance(text, str) else self.form.filled(name, text, f"text {number}")
             for number, (name, text) in enumerate(zip(names, texts, strict=True), 1)
         ]
+        return names, inputs, task_ids
 
     @cached_property
     def encoder(self) -> TextEncoder:

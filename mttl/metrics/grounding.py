@@ -45,8 +45,14 @@ class KnowledgeMetric(TextMetric):
         references: Sequence[Sequence[str]],
         rows: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Add predictions with their rows; the references do not count."""
-        super().update(predictions, [[knowledge_of(row)] for row in rows])
+        """Add predictions with their rows."""
+        super().update(predictions, self.texts(references, rows))
+
+    def texts(
+        self, references: Sequence[Sequence[str]], rows: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Sequence[str]]:
+        """Return the texts that each answer is compared with: the knowledge."""
+        return [[knowledge_of(row)] for row in rows]
 
     def row(self, prediction: str, accepted: Sequence[str]) -> float:
         return max(self.compare(prediction.strip(), text) for text in accepted)

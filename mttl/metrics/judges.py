@@ -9,7 +9,6 @@ import torch
 from torchmetrics.functional.text import bert_score
 from transformers import AutoConfig, AutoModel, AutoTokenizer, pipeline
 
-from mttl.metrics.crossfit import TextMetric
 from mttl.metrics.grounding import KNOWLEDGE, KnowledgeMetric
 from mttl.plugins.part_settings import OneOf, refusing
 from mttl.runtime.libraries import quiet_loading
@@ -48,17 +47,11 @@ class BertScore(KnowledgeMetric):
             raise ValueError(f"layer ({layer}) must be from {-n_layers} to {n_layers}")
         self.folder, self.layer, self.against = model, layer, against
 
-    def update(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        rows: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """Add predictions with their rows."""
-        if self.against == KNOWLEDGE:
-            super().update(predictions, references, rows)
-        else:
-            TextMetric.update(self, predictions, references)
+    def texts(
+        self, references: Sequence[Sequence[str]], rows: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Sequence[str]]:
+        """Return the texts that each answer is compared with: the knowledge or the references."""
+        return references if self.against == "references" else super().texts(references, rows)
 
     def compare(self, answer: str, text: str) -> float:
         # One pair at a time: torchmetrics 1.9 sorts texts by length, and restores the wrong order.

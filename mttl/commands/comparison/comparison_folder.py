@@ -18,6 +18,7 @@ from mttl.commands.comparison.tables import TaskScore
 from mttl.commands.comparison.tables import check_rows as check_scores
 from mttl.config.load import dump_config, load_any_config, load_config
 from mttl.config.schema import Adapt, Config
+from mttl.config.section import Section
 from mttl.config.train_only_keys import of_training
 from mttl.data.chosen_tasks import open_gym, partition_of
 from mttl.io import yaml12
@@ -46,6 +47,7 @@ class MethodComparison:
     """Folder and common settings of a comparison: the options of `mttl compare`."""
 
     unit: ClassVar[str] = "steps"  # of `steps` and `adapt_steps`
+    adapt: ClassVar[type[Section]] = Adapt  # section of adaptation
     own_settings: ClassVar[Mapping[str, str]] = {
         **OWN_SETTINGS,
         "data.evaluate": " (--unseen-only)",
@@ -111,14 +113,19 @@ class MethodComparison:
 
     def adaptation(self, item: Plan, variant: AdaptationVariant) -> list[str]:
         """Return the settings of one adaptation."""
-        shared = self.shared(item)
         return [
             *(f"adapt.seeds=[{item.seed}]", f"adapt.max_steps={self.adapt_steps}"),
             f"adapt.eval_every={max(1, self.adapt_steps // 2)}",
             *([f"adapt.examples={self.examples}"] if self.examples is not None else []),
-            *(x for x in shared if not of_training(x.partition("=")[0].strip(), Adapt)),
-            *(*variant.settings, *self.methods[item.name].adapt_settings),
+            *self.of_adaptation(self.shared(item), item, variant),
         ]
+
+    def of_adaptation(
+        self, given: Sequence[str], item: Plan, variant: AdaptationVariant
+    ) -> list[str]:
+        """Return the given settings that adaptation reads, and those of variant and method."""
+        read = [x for x in given if not of_training(x.partition("=")[0].strip(), self.adapt)]
+        return [*read, *variant.settings, *self.methods[item.name].adapt_settings]
 
     @cached_property
     def gym(self) -> Gym:

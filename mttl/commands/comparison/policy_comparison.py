@@ -9,7 +9,7 @@ from mttl.commands.comparison.tables import TaskScore
 from mttl.commands.name_checks import check_levels
 from mttl.config.babyai_schema import BabyAIConfig, PolicyAdapt
 from mttl.config.load import load_any_config
-from mttl.config.train_only_keys import of_training
+from mttl.config.section import Section
 from mttl.io.errors import ConfigError
 
 
@@ -17,6 +17,7 @@ class PolicyComparison(MethodComparison):
     """A comparison whose tasks are levels; steps are rollouts, or passes over demonstrations."""
 
     unit: ClassVar[str] = "rollouts"
+    adapt: ClassVar[type[Section]] = PolicyAdapt
     own_settings: ClassVar[Mapping[str, str]] = {
         **OWN_SETTINGS,
         "trainer.max_epochs": " (--steps)",
@@ -30,15 +31,8 @@ class PolicyComparison(MethodComparison):
 
     def adaptation(self, item: Plan, variant: AdaptationVariant) -> list[str]:
         """Return the settings of one adaptation."""
-        return [
-            *(f"adapt.seeds=[{item.seed}]", f"adapt.n_updates={self.adapt_steps}"),
-            *(
-                x
-                for x in self.overrides
-                if not of_training(x.partition("=")[0].strip(), PolicyAdapt)
-            ),
-            *(*variant.settings, *self.methods[item.name].adapt_settings),
-        ]
+        budget = f"adapt.seeds=[{item.seed}]", f"adapt.n_updates={self.adapt_steps}"
+        return [*budget, *self.of_adaptation(self.overrides, item, variant)]
 
     def check(self, plans: list[Plan]) -> None:
         """Check all settings and levels before the first training begins."""
@@ -55,10 +49,10 @@ class PolicyComparison(MethodComparison):
             config = load_any_config(self.files(item), self.training(item))
             assert isinstance(config, BabyAIConfig)
             seen = check_levels(config.rl.levels, "rl.levels")
-            named = self.tasks not in ("test", "dev")
-            unseen = check_levels(
-                self.tasks.split(",") if named else config.adapt.levels, "--tasks"
-            )
+            levels, where = self.tasks.split(","), "--tasks"
+            if self.tasks in ("test", "dev"):
+                levels, where = config.adapt.levels, "adapt.levels"
+            unseen = check_levels(levels, where)
             if not unseen:
                 yield "adapt.levels is empty: name new levels there, or by --tasks"
             if both := [level for level in unseen if level in seen]:
