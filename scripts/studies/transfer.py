@@ -135,8 +135,8 @@ class Transfer:
             Job(seed, task, source, target, method)
             for seed in dict.fromkeys(chain(*study.tasks.values()))
             for task in (task for task, seeds in study.tasks.items() if seed in seeds)
-            for source, target in study.directions
             for method in study.methods
+            for source, target in study.directions
         ]
         tokenizer = ["--tokenizer", study.tokenizer] if study.tokenizer else []
         self._model = ["--model", study.backbone, *tokenizer]
