@@ -9,7 +9,8 @@ packages; their licences hold. The two pipelines need different versions of spaC
 environment under `--environments`, which later calls use again; the Spanish one needs Python 3.9.
 For each language there are `<name>.txt`, raw text of one sentence per line, and, of other
 sentences, `<name>_silver_{train,test}.conllu` with word classes and trees, and `….conll` with named
-entities (`LOC`, `MISC`, `ORG`, `PER`), which such messages seldom have.
+entities (`LOC`, `MISC`, `ORG`, `PER`), which such messages seldom have. `--asturian` adds a third
+language with word classes alone, by Apertium (see `asturian.py`).
 """
 
 import argparse
@@ -19,10 +20,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from asturian import MESSAGES, TAGGER, tagged, unpack
 from babel.messages.mofile import read_mo
 
 from mttl.io import yaml12
@@ -80,11 +83,16 @@ def catalogues(folder: Path) -> dict[str, list[str]]:
                 place = re.search(r"/([a-z]{2})(_[A-Z]{2})?/LC_MESSAGES/[^/]+\.mo$", name)
                 if place is None or place[1] not in found:
                     continue
-                for message in read_mo(io.BytesIO(content.read(name))):
-                    forms = (message.string or ()) if message.id else ()
-                    for text in [forms] if isinstance(forms, str) else forms:
-                        found[place[1]].update(sentences(text))
+                found[place[1]].update(sentences_of(content.read(name)))
     return {language: sorted(texts) for language, texts in found.items()}
+
+
+def sentences_of(catalogue: bytes) -> Iterator[str]:
+    """Yield the sentences of a catalogue's messages."""
+    for message in read_mo(io.BytesIO(catalogue)):
+        forms = (message.string or ()) if message.id else ()
+        for text in [forms] if isinstance(forms, str) else forms:
+            yield from sentences(text)
 
 
 def sentences(text: str) -> list[str]:
@@ -120,6 +128,15 @@ def environment(folder: Path, pipeline: Pipeline, python: str | None) -> Path:
     return interpreter
 
 
+def parsed_by(pipeline: Pipeline, folder: Path, python: str | None, texts: list[str]) -> list[str]:
+    """Return sentences in CoNLL-U by a pipeline, without those that it splits."""
+    tagger = Path(__file__).with_name("silver_tagger.py")
+    command = [environment(folder, pipeline, python), tagger, pipeline.name]
+    lines = "\n".join(texts).encode()
+    answer = subprocess.run(command, input=lines, stdout=subprocess.PIPE, check=True)
+    return answer.stdout.decode().split("\n\n")[:-1]
+
+
 def separate(lines: list[str]) -> tuple[str, str]:
     """Return CoNLL-U, and words with the entities that stand in its last column."""
     rows = [line.split("\t") for line in lines]
@@ -136,6 +153,8 @@ def main(argv: list[str] | None = None) -> None:
     help = "folder of environments and packages (%(default)s)"
     add("--environments", type=Path, default=Path("environments"), help=help)
     add("--python", nargs="+", default=[], metavar="LANGUAGE=PATH", help="Python of a language")
+    help = "add Asturian word classes by Apertium; needs apt-get, on Debian or Ubuntu"
+    add("--asturian", action="store_true", help=help)
     add("--seed", type=int, default=13, help="seed of the splits (%(default)s)")
     given = parser.parse_args(argv)
     pythons = dict(one.partition("=")[::2] for one in given.python)
@@ -144,31 +163,40 @@ def main(argv: list[str] | None = None) -> None:
     packages = given.environments / "packages"
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", packages]
     subprocess.run([*download, *PACKAGES], check=True)
-    tasks = {}
+    texts_of, tasks = catalogues(packages), {}
+    root = unpack(given.environments) if given.asturian else Path()
+    if given.asturian:
+        files = sorted(root.glob("usr/**/ast/LC_MESSAGES/*.mo"))
+        texts_of["ast"] = sorted({one for file in files for one in sentences_of(file.read_bytes())})
     with new_folder(given.out) as folder:
-        for language, texts in catalogues(packages).items():
+        for language, texts in texts_of.items():
             Random(f"{given.seed} {language}").shuffle(texts)
-            half, pipeline = len(texts) // 2, PIPELINES[language]
+            half = len(texts) // 2
             (folder / f"{language}.txt").write_text("\n".join(texts[:half]) + "\n", "utf-8")
-            python = environment(given.environments, pipeline, pythons.get(language))
-            tagger = [python, Path(__file__).with_name("silver_tagger.py"), pipeline.name]
-            lines = "\n".join(texts[half:]).encode()
-            answer = subprocess.run(tagger, input=lines, stdout=subprocess.PIPE, check=True)
-            parsed = answer.stdout.decode().split("\n\n")[:-1]
+            if language == "ast":
+                parsed = tagged(root, texts[half:])
+            else:
+                own = PIPELINES[language], given.environments, pythons.get(language)
+                parsed = parsed_by(*own, texts[half:])
             if not parsed:
-                raise SystemExit(f"{pipeline.name} parsed none of {len(texts) - half} sentences")
+                raise SystemExit(f"none of {len(texts) - half} sentences of '{language}' is parsed")
             cut = len(parsed) * 4 // 5
+            kinds = {"words": TASKS["words"]} if language == "ast" else TASKS
             for split, part in {"train": parsed[:cut], "test": parsed[cut:]}.items():
                 trees, entities = separate("\n\n".join(part).splitlines())
                 name = f"{language}_silver_{split}"
                 (folder / f"{name}.conllu").write_text(trees, "utf-8")
-                (folder / f"{name}.conll").write_text(entities, "utf-8")
-            for name, (kind, suffix, metric) in TASKS.items():
+                if "entities" in kinds:
+                    (folder / f"{name}.conll").write_text(entities, "utf-8")
+            for name, (kind, suffix, metric) in kinds.items():
                 source = {side: f"{language}_silver_{side}.{suffix}" for side in ("train", "test")}
                 task = {"kind": kind, "k": cut * 3 // 4, "metric": metric}
                 tasks[f"{name}_{language}"] = task | {"source": source | {"format": suffix}}
-        packages = ", ".join(one.partition("==")[0] for one in PACKAGES)
-        pipelines = " and ".join(" ".join(one.requirements[:2]) for one in PIPELINES.values())
+        names = [one.partition("==")[0] for one in PACKAGES]
+        taggers = [" ".join(one.requirements[:2]) for one in PIPELINES.values()]
+        if given.asturian:
+            names, taggers = [*names, *MESSAGES], [*taggers, f"Debian's {TAGGER[0]}"]
+        packages, pipelines = ", ".join(names), ", ".join(taggers)
         note = NOTE.format(pipelines=pipelines, packages=packages)
         (folder / "tasks.yaml").write_text(note + yaml12.dump({"tasks": tasks}), "utf-8")
 

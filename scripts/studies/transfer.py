@@ -73,6 +73,8 @@ class TransferStudy(Section):
     tasks: Annotated[dict[str, Seeds], Field(min_length=1)]
     """Kinds of tasks, such as words, each with the seeds of its trainings. Languages are trained
     with the first seed."""
+    lacking: list[str] = Field(default_factory=list)
+    """Names of tasks that a target language lacks."""
     directions: list[Pair]
     """Pairs of a source and a target language."""
     train: Arguments
@@ -99,8 +101,13 @@ class Job(NamedTuple):
     method: str
 
     def __str__(self) -> str:
-        """Return the name in the progress display, and of the files."""
-        return f"{self.method}-{self.task}-{self.source}-{self.target}-{self.seed}"
+        """Return the name in the progress display."""
+        return f"{self.training}-{self.target}"
+
+    @property
+    def training(self) -> str:
+        """Name of the task's training, which jobs of the same source share."""
+        return f"{self.method}-{self.task}-{self.source}-{self.seed}"
 
 
 class Stage(NamedTuple):
@@ -131,13 +138,14 @@ class Transfer:
 
     def __init__(self, study: TransferStudy, out: Path) -> None:
         self.study, self.out = study, out
-        self.jobs = [
+        jobs = [
             Job(seed, task, source, target, method)
             for seed in dict.fromkeys(chain(*study.tasks.values()))
             for task in (task for task, seeds in study.tasks.items() if seed in seeds)
             for method in study.methods
             for source, target in study.directions
         ]
+        self.jobs = [x for x in jobs if f"{x.task}_{x.target}" not in study.lacking]
         tokenizer = ["--tokenizer", study.tokenizer] if study.tokenizer else []
         self._model = ["--model", study.backbone, *tokenizer]
 
@@ -165,7 +173,7 @@ class Transfer:
         given = method.language or ""
         made = [train(*one, seed, given) for one in zip(names, languages, strict=True)]
         task = f"{job.task}_{job.source}"
-        return [*made, train(str(job), task, job.seed, method.task, names[:1])]
+        return [*made, train(job.training, task, job.seed, method.task, names[:1])]
 
     def scorings(self, job: Job) -> list[Stage]:
         """Return the commands that answer the task in both languages."""
@@ -174,7 +182,10 @@ class Transfer:
         if method.language is None:
             pairs = [(other, "none"), (own, "none")]
         score = self._predict if method.by == "train" else self._compose
-        return [Stage(f"{job}-{'-'.join(pair)}", score(job, *pair), *pair) for pair in pairs]
+        names = ["-".join([job.training, *pair]) for pair in pairs]
+        return [
+            Stage(name, score(job, *pair), *pair) for name, pair in zip(names, pairs, strict=True)
+        ]
 
     def _train(self, name: str, of: str, seed: int, given: str, on: Sequence[str] = ()) -> Stage:
         """Return `mttl train` of a language or a task."""
@@ -205,13 +216,21 @@ class Transfer:
     def _predict(self, job: Job, scored: str, skill: str) -> list[str]:
         runs = self.out / "runs"
         file = self.gym.file(f"{job.task}_{scored}", "test", SAMPLE)
-        out = self._answers(f"{job}-{scored}-{skill}")
-        command = ["predict", "--from", str(runs / str(job)), "--in", str(file), "--out", str(out)]
+        out = self._answers(f"{job.training}-{scored}-{skill}")
+        command = [
+            "predict",
+            "--from",
+            str(runs / job.training),
+            "--in",
+            str(file),
+            "--out",
+            str(out),
+        ]
         on = ["--on", str(runs / f"{job.method}-{skill}")] if skill == job.target else []
         return [*command, *on, *shlex.split(self.study.score)]
 
     def _compose(self, job: Job, scored: str, skill: str) -> list[str]:
-        names = [f"{job.method}-{skill}"] * (skill != "none") + [str(job)]
+        names = [f"{job.method}-{skill}"] * (skill != "none") + [job.training]
         given = ["--gym", self.study.gym, "--score", f"{job.task}_{scored}"]
         given += ["--skills", *map(self._skill, names)]
         return ["compose", *self._model, *shlex.split(self.study.compose), *given]
@@ -280,7 +299,7 @@ class Transfer:
         """Return the means over seeds, by task, method and language skill."""
         pairs = self.study.directions
         arrows = [(f"{a} → {b}", a, b, "target") for a, b in pairs]
-        arrows += [(f"{a} → {a}", a, b, "source") for a, b in pairs]
+        arrows += [(f"{a} → {a}", a, b, "source") for a, b in dict(pairs[::-1]).items()]
         lines = []
         for task, method, skill in dict.fromkeys((x.task, x.method, x.skill) for x in scores):
             cells = [f"`{task}`", f"`{method}`", skill]
@@ -295,15 +314,20 @@ class Transfer:
         )
 
     def _differences(self, scores: Sequence[Score]) -> str:
-        """Return the differences of pairs of methods on the target language."""
+        """Return the differences of methods on the target language, as means over seeds."""
         best = {x[:5]: x.score for x in scores if x.scored == "target" and x.skill != "source"}
         lines = []
         for task, (one, other) in product(self.study.tasks, self.study.compare):
-            pairs = [(key, (*key[:4], other)) for key in best if key[1::3] == (task, one)]
-            if found := [best[key] - best[second] for key, second in pairs if second in best]:
-                values = f"{fmean(found):+.1f}", f"{min(found):+.1f}", f"{max(found):+.1f}"
-                lines.append([f"`{one}` − `{other}`", f"`{task}`", str(len(found)), *values])
-        return markdown(["target language", "task", "pairs", "mean", "least", "most"], lines)
+            cells = []
+            for pair in self.study.directions:
+                keys = [(x.seed, task, *pair) for x in self.jobs if x[1:] == (task, *pair, one)]
+                pairs = [(best.get((*key, one)), best.get((*key, other))) for key in keys]
+                found = [a - b for a, b in pairs if a is not None and b is not None]
+                cells.append(f"{fmean(found):+.1f}" if found else "")
+            if any(cells):
+                lines.append([f"`{one}` − `{other}`", f"`{task}`", *cells])
+        arrows = (" → ".join(pair) for pair in self.study.directions)
+        return markdown(["target language", "task", *arrows], lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
