@@ -33,7 +33,7 @@ from mttl.inference.input_table import (
     text_of,
 )
 from mttl.io import yaml12
-from mttl.io.errors import ConfigError, TaskError, nearest
+from mttl.io.errors import ConfigError, TaskError, nearest, raised_as
 from mttl.io.files import write_text
 from mttl.io.reading import decoded, read_text
 from mttl.io.record import Record
@@ -89,6 +89,11 @@ def prediction_table(options: Namespace) -> None:
     asked, lacking = _with_inputs(rows, options, models, place)
     check_questions(asked, place, lacking)
     names = _tasks_of(asked, options.task, models, place)
+    for number, (name, row) in enumerate(zip(names, asked, strict=True), 1):
+        if name:
+            with raised_as(TaskError, f"{place}, row {number}", TaskError):
+                form = models[name].form
+                form.prompt_prefix(name, form.codes_in(name, row))
     n_empty = names.count("")
     if n_empty:  # from an earlier start
         rows = [{name: row[name] for name in row if name != UNANSWERED} for row in rows]
@@ -169,15 +174,16 @@ def _answer(
     for (_, chooses), places in groups.items():
         model = models[names[places[0]]]
         given = [names[p] for p in places], [text_of(rows[p], "input") for p in places]
-        size = {"batch_size": options.batch_size}
+        more: dict[str, Any] = {"batch_size": options.batch_size}
+        more["control"] = [model.form.codes_in(names[p], rows[p]) for p in places]
         if chooses:
             offered = [choices[p] for p in places]
-            chosen = model.choose(*given, offered, per_token=options.per_token, **size)
+            chosen = model.choose(*given, offered, per_token=options.per_token, **more)
             for place, choice in zip(places, chosen, strict=True):
                 shown = {name: round(value, 6) for name, value in choice.probabilities.items()}
                 found[place] = {ANSWER: choice.answer, PROBABILITIES: shown}
         else:
-            answers = model.predict(*given, **size, **options.search)
+            answers = model.predict(*given, **more, **options.search)
             for place, answer in zip(places, answers, strict=True):
                 found[place] = {ANSWER: answer}
     return found

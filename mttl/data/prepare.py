@@ -6,7 +6,7 @@ The cache key is a hash of all files, the tokenizer, all settings and the format
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,9 +20,10 @@ from mttl.data.encode import PromptPrefix, TextEncoder, tokenizer_identity
 from mttl.data.headed import HeadedEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.data.raw_text import LineEncoder
+from mttl.io.errors import TaskError
 from mttl.tasks.folder import Gym
 from mttl.tasks.head_form import HeadForm
-from mttl.tasks.rows import RowFile
+from mttl.tasks.rows import Row, RowFile
 
 _log = logging.getLogger(__name__)
 
@@ -78,10 +79,20 @@ def prepare(
     """
     sources = _read_sources(gym, tasks, split, samples)
     form = described(form, gym, tasks)
+    if "+" in split and (controlled := [task for task in tasks if form.edges(task)]):
+        raise TaskError(
+            f"data.split '{split}' would train '{controlled[0]}' on development rows without codes "
+            "(control); set data.split: train"
+        )
     encoder = row_encoder(form, tokenizer, decoder_only=decoder_only)
     prompt_prefixes = [form.prompt_prefix(task) for task in tasks]
     heads = [form.task_heads.get(task) for task in tasks]
-    build = partial(_build, sources, prompt_prefixes, encoder, max_rows, heads)
+
+    def prefix_of(task: int, row: Row) -> PromptPrefix:
+        codes = form.codes_in(tasks[task], row.columns)
+        return form.prompt_prefix(tasks[task], codes) if codes else prompt_prefixes[task]
+
+    build = partial(_build, sources, prefix_of, encoder, max_rows, heads)
     if cache_dir is None:
         return _with_log(in_memory(build, COLUMNS))
     settings = {
@@ -115,9 +126,9 @@ def row_encoder(form: PromptForm, tokenizer: PreTrainedTokenizerBase, *, decoder
 
 
 def described(form: PromptForm, gym: Gym, tasks: Sequence[str]) -> PromptForm:
-    """Return the form with the templates of dialogues, and with descriptions if it shows them."""
-    templates = {task: one for task in tasks if (one := gym.template(task)) and one.dialogue}
-    if templates:
+    """Return the form with templates of dialogues and controlled tasks, and any descriptions."""
+    found = ((task, gym.template(task)) for task in tasks)
+    if templates := {task: one for task, one in found if one and (one.dialogue or one.control)}:
         own = {"task_templates": form.task_templates | templates}
         form = form.model_copy(update=own)
     if not form.descriptions:
@@ -145,7 +156,7 @@ def _read_sources(
 
 def _build(
     sources: Sequence[_Source],
-    prompt_prefixes: Sequence[PromptPrefix],
+    prefix_of: Callable[[int, Row], PromptPrefix],
     encoder: TextEncoder | HeadedEncoder | LineEncoder,
     max_rows: int | None,
     heads: Sequence[HeadForm | None],
@@ -156,11 +167,12 @@ def _build(
     _log.info("tokenising %d rows of %d files", n_rows, len(sources))
     lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
     unknown: set[str] = set()
-    n_written = 0
+    n_written, dialogues = 0, False
     rows = ((task, sample, row) for task, sample, file in sources for row in file.rows(max_rows))
     while some := list(islice(rows, AT_ONCE)):
         tasks, samples, read = zip(*some, strict=True)
-        before = [prompt_prefixes[task] for task in tasks]
+        before = list(map(prefix_of, tasks, read))
+        dialogues |= any(prefix.dialogue for prefix in before)
         inputs = [prefix.text + row.input for prefix, row in zip(before, read, strict=True)]
         answers = [row.outputs[0] for row in read]
         if isinstance(encoder, TextEncoder):
@@ -194,7 +206,7 @@ def _build(
             " and ".join(sorted(unknown)),
         )
     side = getattr(encoder, "truncate", "end")
-    if any(prefix.dialogue for prefix in prompt_prefixes):
+    if dialogues:
         side += ", of dialogues the oldest turns first"
     # Stored with the rows, so that it is also logged for cached ones.
     return "; ".join(

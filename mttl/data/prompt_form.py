@@ -14,6 +14,7 @@ from mttl.config.section import Section
 from mttl.data.chat_encoder import ChatEncoder
 from mttl.data.encode import PromptPrefix, TextEncoder
 from mttl.io.errors import ConfigError, TaskError
+from mttl.tasks.control import CONTROL, Edges, code_text
 from mttl.tasks.head_form import HeadForm
 from mttl.tasks.record_template import RecordTemplate
 
@@ -68,15 +69,26 @@ class PromptForm(Section):
         template = self.task_templates.get(task)
         return template is not None and template.dialogue
 
+    def edges(self, task: str) -> Edges:
+        """Return the edges of a controlled task's bins by metric; empty for other tasks."""
+        template = self.task_templates.get(task)
+        return {} if template is None else template.control
+
+    def codes_in(self, task: str, record: Mapping[str, Any]) -> Any:
+        """Return the column of codes of a controlled task's record, if any."""
+        return record.get(CONTROL) if self.edges(task) else None
+
     @classmethod
     def of(cls, data: Data) -> Self:
         """Return the form of the section `data`."""
         return cls.model_validate(data.model_dump(include=set(cls.model_fields)))
 
-    def prompt_prefix(self, task: str) -> PromptPrefix:
+    def prompt_prefix(self, task: str, control: Any = None) -> PromptPrefix:
         """Return the text before a task's inputs; raw text has none.
 
-        Raises a `TaskError` if the form includes descriptions, but the task's is unknown.
+        ``control`` are the codes of a controlled task (`mttl.tasks.control.code_text`), by default
+        the highest. Raises a `TaskError` for wrong codes, or if the form includes descriptions, but
+        the task's is unknown.
         """
         if task in self.texts:
             return PromptPrefix("")
@@ -86,6 +98,8 @@ class PromptForm(Section):
         dialogue = self.is_dialogue(task)
         examples = [(q.strip(), a.strip()) for q, a in self.task_examples.get(task, [])]
         shown = {"name": f"[{task}] ", "code": f"[{task_code(task)}] ", "none": ""}[self.prefix]
+        if (edges := self.edges(task)) or control:
+            shown += code_text(edges, control)
         if self.template == "plain":
             before = "".join(f"{question}\n{answer}\n\n" for question, answer in examples)
             described = "" if description is None else f"{description.strip()} "

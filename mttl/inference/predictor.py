@@ -22,13 +22,14 @@ from mttl.data.prompt_form import PromptForm
 from mttl.heads.task_heads import TaskHeads
 from mttl.inference.option_scores import option_scores
 from mttl.inference.task_options import OptionChoice, check_choices, choice_ids
-from mttl.io.errors import TaskError, nearest
+from mttl.io.errors import TaskError, nearest, raised_as
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts
 from mttl.models.headed import headed_answers
 from mttl.routing.task.fixed import GivenRows
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.control import Codes
 from mttl.tasks.template import Record
 
 
@@ -152,6 +153,7 @@ class Predictor:
         tasks: str | Mapping[str, float] | Sequence[str],
         texts: Sequence[str | Record],
         *,
+        control: Codes | list[Codes | None] | None = None,
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
         **search: Any,
@@ -164,6 +166,9 @@ class Predictor:
             tasks: Task of all texts, a task for each, or a `mixture` such as ``{"a": 0.7, "b":
                 0.3}`` for all.
             texts: Inputs without the task prefix, or records with the columns of the task's file.
+            control: Codes by metric of a controlled task, such as ``{"knowledge_f1": 1}``, or a
+                list with those of each text; by default those in the column ``control`` of
+                records, or the highest.
             batch_size: Texts per batch.
             on_rows: Function called after each batch with its size.
             **search: Arguments of ``generate`` of transformers that override the run's settings:
@@ -183,19 +188,21 @@ class Predictor:
             raise ValueError(f"num_return_sequences ({n}) must be 1: each text has one answer")
         if isinstance(tasks, Mapping):
             model = self.mixture(tasks)
-            options = {"batch_size": batch_size, "on_rows": on_rows, **search}
+            options = {"batch_size": batch_size, "on_rows": on_rows, "control": control, **search}
             return model.predict(model.tasks[0], texts, **options)
-        names, texts, task_ids = self._asked(tasks, texts)
+        names, inputs, prefixes, task_ids = self._asked(tasks, texts, control)
         if self.model.heads is not None:
-            rows = [row for row, _ in self.headed_rows(names, texts)]
+            rows = [row for row, _ in self.headed_rows(names, inputs)]
             return self.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
         options = {} if search else self.form.task_options
+        codes = control if isinstance(control, list) else [control] * len(texts)
         found: dict[int, str] = {}
         if ranked := [place for place, name in enumerate(names) if name in options]:
             chosen = self.choose(
                 [names[place] for place in ranked],
                 [texts[place] for place in ranked],
                 [options[names[place]] for place in ranked],
+                control=[codes[place] for place in ranked],
                 per_token=self.per_token,
                 batch_size=batch_size,
             )
@@ -206,8 +213,8 @@ class Predictor:
             answers = answer_texts(
                 lambda rows, **inputs: self.generate(task_ids[rest][rows], **inputs),
                 self.encoder,
-                [self.form.text(names[place], texts[place]) for place in rest],
-                prompt_prefixes=[self.form.prompt_prefix(names[place]) for place in rest],
+                [prefixes[place].text + inputs[place] for place in rest],
+                prompt_prefixes=[prefixes[place] for place in rest],
                 decoder_only=self.decoder_only,
                 device=self.device,
                 batch_size=batch_size,
@@ -261,6 +268,7 @@ class Predictor:
         texts: Sequence[str | Record],
         choices: Sequence[str] | Sequence[Sequence[str]],
         *,
+        control: Codes | list[Codes | None] | None = None,
         per_token: bool = False,
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
@@ -271,6 +279,7 @@ class Predictor:
             tasks: Task of all texts, a task for each, or a `mixture` for all.
             texts: Inputs, or records.
             choices: Answers for all texts, or a list for each text.
+            control: Codes, as for `predict`.
             per_token: Rank by means instead of sums over an answer's tokens.
             batch_size: Answers per batch.
             on_rows: Function called with the number of scored answers.
@@ -282,8 +291,8 @@ class Predictor:
         if isinstance(tasks, Mapping):
             model = self.mixture(tasks)
             options = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
-            return model.choose(model.tasks[0], texts, choices, **options)
-        names, texts, task_ids = self._asked(tasks, texts)
+            return model.choose(model.tasks[0], texts, choices, control=control, **options)
+        _, inputs, prefixes, task_ids = self._asked(tasks, texts, control)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
         shared = all(isinstance(choice, str) for choice in choices)
@@ -297,8 +306,8 @@ class Predictor:
         ids = [known[tuple(own)] for own in of_each]
         if not ids:
             return []
-        questions = [self.form.text(task, text) for task, text in zip(names, texts, strict=True)]
-        prompts = self.encoder.prompts(questions, [self.form.prompt_prefix(task) for task in names])
+        questions = [prefix.text + text for prefix, text in zip(prefixes, inputs, strict=True)]
+        prompts = self.encoder.prompts(questions, prefixes)
         sizes = {"per_token": per_token, "batch_size": batch_size}
         return self.choose_encoded(task_ids, prompts, ids, **sizes, on_rows=on_rows)
 
@@ -362,9 +371,9 @@ class Predictor:
         return answer
 
     def _asked(
-        self, tasks: str | Sequence[str], texts: Sequence[str | Record]
-    ) -> tuple[list[str], list[str], torch.Tensor]:
-        """Return the task and the input of each text or record, and the ids of the tasks."""
+        self, tasks: str | Sequence[str], texts: Sequence[str | Record], control: Any
+    ) -> tuple[list[str], list[str], list[PromptPrefix], torch.Tensor]:
+        """Return tasks, inputs and prefixes of texts or records, and the ids of the tasks."""
         strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]
         problem = ""
         if isinstance(texts, str | Mapping):
@@ -382,11 +391,19 @@ class Predictor:
         if raw := self.form.texts:
             raise TaskError(f"'{raw[0]}' is raw text without answers; merge or export its skills")
         task_ids = self.task_ids(names).to(self.device)
-        inputs = [
-            text if isinstance(text, str) else self.form.filled(name, text, f"text {number}")
-            for number, (name, text) in enumerate(zip(names, texts, strict=True), 1)
-        ]
-        return names, inputs, task_ids
+        inputs, prefixes = [], []
+        of_each = control if isinstance(control, list) else [control] * len(texts)
+        if len(of_each) != len(texts):
+            raise TaskError(f"there are {len(texts)} texts, but control has {len(of_each)} entries")
+        rows = zip(names, texts, of_each, strict=True)
+        for number, (name, text, codes) in enumerate(rows, 1):
+            place, record = f"text {number}", {} if isinstance(text, str) else text
+            filled = text if isinstance(text, str) else self.form.filled(name, text, place)
+            inputs.append(filled.strip())
+            with raised_as(TaskError, place, TaskError):
+                own = self.form.codes_in(name, record) if codes is None else codes
+                prefixes.append(self.form.prompt_prefix(name, own))
+        return names, inputs, prefixes, task_ids
 
     @cached_property
     def encoder(self) -> TextEncoder:

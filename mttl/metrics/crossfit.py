@@ -315,6 +315,27 @@ def add_answers(
         metric.update(predictions, references, **given)
 
 
+def reads_rows(metric: Metric) -> bool:
+    """Return whether a metric compares answers with columns of their rows, not with references."""
+    has_rows = "rows" in inspect.signature(metric.update).parameters
+    return has_rows and getattr(metric, "against", None) != "references"
+
+
+def row_scores(
+    name: str,
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    sources: Sequence[Source],
+) -> Float64[np.ndarray, "N"]:
+    """Return the score of each answer alone; the arguments are those of `score_answers`."""
+    metric, found = build_metric(name), []
+    for one in zip(predictions, references, sources, strict=True):
+        metric.reset()
+        add_answers(metric, name, *([own] for own in one))
+        found.append(computed(metric))
+    return np.array(found)
+
+
 def ignored_differences(
     name: str, task: str, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> str:

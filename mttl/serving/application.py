@@ -157,11 +157,13 @@ class Service:
         asked = parse_request(kind, await self.body(request))
         task = await asyncio.to_thread(self.task, asked.model)
         request.state.model = asked.model if asked.model in self.tasks else MIXTURE
+        prefix = task.prompt_prefix(asked.control)
         if isinstance(asked, ChatRequest):
-            question, prompt_prefix = conversation(asked.messages, task.predictor.form, task.name)
-            prompts, n_lost = await asyncio.to_thread(task.encode, [question], prompt_prefix)
+            form, given = task.predictor.form, asked.control
+            question, prefix = conversation(asked.messages, form, task.name, given)
+            prompts, n_lost = await asyncio.to_thread(task.encode, [question], prefix)
         else:
-            prompts, n_lost = await asyncio.to_thread(task.encode, asked.prompt)
+            prompts, n_lost = await asyncio.to_thread(task.encode, asked.prompt, prefix)
         pieces, send = arrivals()
         wanted = task.wanted(asked, prompts, send)
         self.queue.put(task.predictor, wanted)

@@ -120,6 +120,7 @@ class _Request(Part):
     stop: Annotated[Texts, Field(max_length=4)] = []
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_tokens: PositiveInt | None = None
+    control: dict[str, int] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 

@@ -1,6 +1,6 @@
 """A served task: conversion of requests to generation requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -11,6 +11,7 @@ from mttl.inference.predictor import Predictor
 from mttl.io.errors import ConfigError, TaskError
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
+from mttl.tasks.control import CONTROL
 from mttl.tasks.dialogue import KNOWLEDGE, Dialogue
 from mttl.tasks.filters import squeeze
 
@@ -32,12 +33,20 @@ class ServedTask:
         given = self.predictor.form.task_options.get(self.name)
         return self.predictor.choice_ids(given, self.name) if given else {}
 
+    def prompt_prefix(self, control: Mapping[str, int] | None) -> PromptPrefix:
+        """Return the text before inputs with given codes; raises an `ApiError` for wrong ones."""
+        try:
+            return self.predictor.form.prompt_prefix(self.name, control)
+        except TaskError as error:
+            raise ApiError(400, str(error), param=CONTROL) from error
+
     def encode(
         self, questions: Sequence[str], prompt_prefix: PromptPrefix | None = None
     ) -> tuple[list[list[int]], int]:
         """Return the ids of inputs, and the number of truncated tokens.
 
-        A prefix replaces that of the task, for chats with other system texts or earlier turns.
+        A prefix replaces that of the task: with other codes, or in chats with other system texts or
+        earlier turns.
         """
         if self.predictor.model.heads is not None:
             problem = (
@@ -46,13 +55,14 @@ class ServedTask:
             raise ApiError(400, problem, param="model")
         _require_text(questions)
         form, lost, encoder = self.predictor.form, [], self.predictor.encoder
-        texts = [form.text(self.name, question) for question in questions]
         usual = form.prompt_prefix(self.name)
-        if prompt_prefix not in (None, usual):  # an encoder keeps every conversation
+        prefix = prompt_prefix or usual
+        if prefix[1:] != usual[1:]:  # an encoder keeps every conversation
             tokenizer = self.predictor.tokenizer
             encoder = form.encoder(tokenizer, decoder_only=self.predictor.decoder_only)
         try:
-            prompts = encoder.prompts(texts, [prompt_prefix or usual] * len(texts), lost)
+            texts = [prefix.text + question.strip() for question in questions]
+            prompts = encoder.prompts(texts, [prefix] * len(texts), lost)
         except ConfigError as error:
             problem = "the messages do not fit the chat template of the run, or its longest input"
             problem += f" ({form.max_input_length} tokens): {error}"
@@ -149,10 +159,13 @@ def _require_text(questions: Sequence[str]) -> None:
 
 
 def conversation(
-    messages: Sequence[Message], form: PromptForm, task: str
+    messages: Sequence[Message],
+    form: PromptForm,
+    task: str,
+    control: Mapping[str, int] | None = None,
 ) -> tuple[str, PromptPrefix]:
     """Return the task's input, and the text before it, from the messages of a chat."""
-    prompt_prefix, knowledge = form.prompt_prefix(task), ""
+    prompt_prefix, knowledge = form.prompt_prefix(task, control), ""
     chat = form.template == "chat" or prompt_prefix.dialogue
     if messages[0].role in ("system", "developer"):
         text = messages[0].text.strip()

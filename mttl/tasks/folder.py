@@ -16,6 +16,7 @@ from typing import NamedTuple, get_args
 from mttl.io.errors import TaskError, nearest
 from mttl.io.reading import read_text, table_rows
 from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric, check_metric
+from mttl.tasks.control import read_edges
 from mttl.tasks.head_form import HeadForm, HeadKind
 from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.rows import ENDINGS, Row, RowFile
@@ -184,10 +185,13 @@ class Gym:
         return self._heads[task]
 
     def template(self, task: str) -> RecordTemplate | None:
-        """Return the templates of a custom task, or None."""
-        text = self._said(task, "template")
+        """Return the templates of a custom or controlled task, or None."""
+        text, edges = self._said(task, "template"), read_edges(self.directory / task)
         place = f"'{self.table}', template of '{task}'"
-        return RecordTemplate.parse(text, place) if text else None
+        found = RecordTemplate.parse(text, place) if text else None
+        if edges:
+            found = (found or RecordTemplate(input="{input}")).model_copy(update={"control": edges})
+        return found
 
     def factors(self, task: str) -> list[str]:
         """Return the factors of a task as ``name=value``; raises a `TaskError` without any."""

@@ -23,6 +23,7 @@ class RecordTemplate(Record):
     labels: list[str] = []  # noqa: RUF012 -- pydantic copies defaults
     cleaning: str | None = None
     dialogue: bool = False
+    control: dict[str, list[float]] = {}  # noqa: RUF012 -- as above; edges of bins by metric
 
     @classmethod
     def of(cls, task: Task) -> Self:

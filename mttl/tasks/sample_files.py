@@ -17,6 +17,7 @@ import numpy as np
 from mttl.io.errors import TaskError
 from mttl.io.files import atomic_path, write_table
 from mttl.io.reading import read_table
+from mttl.tasks.bins import add_codes
 from mttl.tasks.conll import read_sentences
 from mttl.tasks.convert import convert
 from mttl.tasks.dialogue_files import DIALOGUES
@@ -77,11 +78,13 @@ def write_samples(
         raise TaskError(f"task '{task.name}': dev ('{task.source.dev}') has no lines.")
     pool, held_out = cut(task, len(train), None if test is train else len(test))
     sums: dict[str, str] = {}
+    trained: list[str] = []
     first_test: Path | None = None
     for sample in samples if task.k is not None else SAMPLES[:1]:
         train_name, dev_name, test_name = file_names(task, [sample])
         train_indices, dev_indices = few_shot(task, train.labels, pool, sample)
         sums[train_name] = train.write(folder / train_name, train_indices)
+        trained.append(train_name)
         if dev is not None:
             dev_indices, _ = few_shot(task, dev.labels, np.arange(len(dev)), sample)
         sums[dev_name] = (dev or train).write(folder / dev_name, dev_indices)
@@ -92,7 +95,7 @@ def write_samples(
             with atomic_path(folder / test_name) as temporary:
                 shutil.copyfile(first_test, temporary)
             sums[test_name] = sums[first_test.name]
-    return sums
+    return sums | add_codes(task.control, folder, trained) if task.control else sums
 
 
 class Lines:

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Mapping
+from dataclasses import field
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -11,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from mttl.io.record import STRICT
 from mttl.metrics.metric_names import metric_problem
+from mttl.tasks.control import check_control
 from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
@@ -132,6 +134,7 @@ class Task:
     cleaning: Literal[*TEXT_FILTERS] | None = None  # type: ignore[valid-type]
     prepare: Literal[*FUNCTIONS] | None = None  # type: ignore[valid-type]
     side: Side = "train"
+    control: Annotated[dict[str, int], AfterValidator(check_control)] = field(default_factory=dict)
 
     @property
     def reproducible(self) -> bool:

@@ -116,6 +116,8 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         f"labels: must not contain a label twice: {', '.join(task.labels)}": len(set(task.labels))
         != len(task.labels),
         f"category: '{task.category}' must have the form 'one/two'": task.category.count("/") != 1,
+        f"control: '{task.kind}' has no generated answers; remove it": bool(task.control)
+        and (text or task.kind in _HEADED),
         "'references: distinct' and the filter 'set' in the output require each other; they "
         f"are '{task.references}' and '{task.output}'": (task.references == "distinct")
         is not bool(re.search(r"\|set\b", task.output)),
