@@ -1,5 +1,6 @@
 """Load a run and its adapted tasks, with the model of each task."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from torch import Tensor, nn
 from mttl.aggregation.packed_weights import is_packed, parts
 from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_files import check_named
-from mttl.io.errors import ConfigError, TaskError
+from mttl.data.encode import tokenizer_identity
+from mttl.io.errors import ConfigError, TaskError, raised_as
 from mttl.io.reading import read_table
 from mttl.metrics.metric_names import check_metric
 from mttl.runtime.processes import device_of
+from mttl.skills.skilled_model import SkilledModel
 
 
 def load_tasks(
@@ -68,6 +71,29 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
             tensor.data = same.data
             saved += tensor.nbytes
     return saved
+
+
+def fixed_model(built: Built, reference: str | None) -> tuple[SkilledModel, Tensor]:
+    """Return a copy of a model, or that of a run, and its ids of the model's tasks.
+
+    It shares frozen parameters with the model, which may be trained. Raises a `ConfigError` if the
+    run has another tokenizer, or lacks a task.
+    """
+    parameters = built.model.named_parameters(remove_duplicate=False)
+    frozen = {name: own for name, own in parameters if not own.requires_grad}
+    if reference is None:
+        shared = {id(own): own for own in frozen.values()}
+        return copy.deepcopy(built.model, shared), built.task_ids(built.tasks)
+    found = load_run(reference)
+    place = f"optim.divergence.reference '{reference}'"
+    if tokenizer_identity(found.tokenizer) != tokenizer_identity(built.tokenizer):
+        raise ConfigError(f"{place} has another tokenizer; name a run over the same backbone")
+    for name, own in [*found.model.named_parameters(remove_duplicate=False)]:
+        if name in frozen and _equal(own, frozen[name]):
+            module, _, leaf = name.rpartition(".")
+            setattr(found.model.get_submodule(module), leaf, frozen[name])
+    with raised_as(ConfigError, place, TaskError):
+        return found.model, found.task_ids(built.tasks)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -13,6 +13,7 @@ from datasets import Dataset
 from mttl.assembly.build_backbone import architecture, build_tokenizer, check_packable
 from mttl.assembly.build_heads import task_heads
 from mttl.assembly.build_router import with_factors
+from mttl.assembly.load_tasks import fixed_model
 from mttl.assembly.model import build_model, inventory_settings
 from mttl.assembly.other_runs import with_digests
 from mttl.assembly.saved_run import Built
@@ -167,6 +168,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     step = step_to_start_from(folder, text, resume=resume)
     module = build_module(config, built, metrics)
     module.set_options(options, built.form, per_token=config.generation.per_token)
+    if (penalty := config.optim.divergence) is not None:
+        module.stay_near(*fixed_model(built, penalty.reference), penalty.weight)
     trainer = build_trainer(config, folder, built, resumed_step=step)
 
     # Until here, only the cache has been written.

@@ -43,6 +43,20 @@ class TaskOptim(Section):
     """Steps of the task, and the length of its schedule; by default all steps of the training."""
 
 
+class Divergence(Section):
+    """Penalty on the divergence of the predicted tokens from those of a fixed model."""
+
+    weight: PositiveFloat
+    """Weight of KL(fixed ‖ trained), a mean over answer tokens, in the training loss."""
+    reference: str | None = None
+    """Run folder of the fixed model; by default the weights at the start of training."""
+    lacks: ClassVar = {
+        "shards": "the fixed model is not sharded; set trainer.strategy: auto or ddp",
+        "shares_experts": "the fixed model has all experts; set moe.parallel: false",
+        "compiles": "the fixed model is not compiled; set backbone.compile: false",
+    }
+
+
 class _AnyOptim(Section):
     refuses: ClassVar = {
         "tasks and not separate": "tasks needs separate: true",
@@ -69,6 +83,8 @@ class _AnyOptim(Section):
     """Steps of linear warm-up; below 1: fraction of all steps."""
     label_smoothing: Fraction = 0.0
     """Label smoothing of the training loss."""
+    divergence: Divergence | None = None
+    """Penalty on the divergence from a fixed model, as in Quark."""
     separate: bool = False
     """Train the skill of each task as in a run of its own (private router): each step has the same
     number of rows of every task, the loss is a mean per task, gradients are clipped by task, and

@@ -203,7 +203,9 @@ class Search(Section):
         fixed = {"seeds", "examples", "levels"}
         allowed = [f"adapt.{name}" for name in self.adapt.model_fields.keys() - fixed]
         optim = {name for kind in models_in(Optim) for name in kind.model_fields}
-        allowed += [f"optim.{name}" for name in optim - {"kind", "meta", "separate", "tasks"}]
+        allowed += [
+            f"optim.{name}" for name in optim - {"divergence", "kind", "meta", "separate", "tasks"}
+        ]
         for name in self.names:
             if name not in allowed:
                 yield f"'{name}' is not a setting that can be searched.{nearest(name, allowed)}"
@@ -295,7 +297,7 @@ SEPARATE = {
     **{"data.sampler.kind != proportional": "proportional", "data.packed_length": "null"},
     **{"data.token_budget": "null", "data.global_batch_size": "null", "optim.meta": "null"},
     **{"trainer.accumulate_grad_batches > 1": "1", "trainer.strategy = fsdp2": "auto or ddp"},
-    **{"backbone.train": "false", "moe": "null"},
+    **{"backbone.train": "false", "moe": "null", "optim.divergence": "null"},
 }
 
 

@@ -30,7 +30,13 @@ from mttl.plugins.classes import plugin_call
 from mttl.routing.context import Routing
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.distributed import shard_model
-from mttl.training.loss import answer_losses, divergences, example_means, global_mean
+from mttl.training.loss import (
+    answer_losses,
+    divergences,
+    divergences_from,
+    example_means,
+    global_mean,
+)
 from mttl.training.module import ResumableModule
 from mttl.training.token_balance import LOADS, token_loads
 
@@ -84,6 +90,7 @@ class TextToTextModule(ResumableModule):
         self.plugin_loss = None if loss is None else build_loss(loss)
         self.option_scorer: OptionScorer | None = None
         self.option_training: OptionTraining | None = None
+        self.fixed_model: SkilledModel | None = None
         # Lists by task id, because task names may be invalid as module names.
         self.scores: Any = nn.ModuleList(build_metric(metric) for metric in metrics.values())
         # Sum and count of validation losses per task.
@@ -125,6 +132,14 @@ class TextToTextModule(ResumableModule):
             apart = at_places(divergences(logits, other), places, labels)
             distance = global_mean(apart, labels, batch.get("step_tokens"))
             routing.add_losses({"consistency": weight * distance})
+        if self.fixed_model is not None:
+            assert places is not None  # heads do not work with it
+            task_ids = self._fixed_ids.to(ids.device)[batch["task_ids"]]
+            with torch.no_grad():
+                fixed = _answered(self.fixed_model.eval(), {**batch, "task_ids": task_ids})[0]
+            apart = at_places(divergences_from(fixed, logits), places, labels)
+            distance = global_mean(apart, labels, batch.get("step_tokens"))
+            routing.add_losses({"divergence": self._fixed_weight * distance})
         if self.option_training is not None:
             routing.add_losses(self.option_training.losses(self.model, batch))
         return losses, labels, routing
@@ -292,6 +307,19 @@ class TextToTextModule(ResumableModule):
     ) -> None:
         """Add losses over options to training."""
         self.option_training = OptionTraining(self._option_scorer(options, form, True), **weights)
+
+    def stay_near(self, fixed: SkilledModel, task_ids: Int[Tensor, "T"], weight: float) -> None:
+        """Add the divergence from a fixed model, with its own ids of the tasks, to training.
+
+        Raises a `ConfigError` if tasks have heads.
+        """
+        if self.model.heads is not None:
+            raise ConfigError("optim.divergence needs generated answers, not heads; remove it")
+        self.fixed_model = fixed.requires_grad_(False)
+        self._fixed_ids, self._fixed_weight = task_ids, weight
+
+    def _kept(self, state: dict[str, Tensor]) -> list[str]:
+        return [name for name in super()._kept(state) if not name.startswith("fixed_model.")]
 
     def _option_scorer(
         self, options: Mapping[str, Sequence[str]], form: PromptForm, per_token: bool

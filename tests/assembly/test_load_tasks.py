@@ -1,12 +1,18 @@
 """Models hold equal tensors once, and different ones separately."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import mttl
+from helpers.gyms import make_run, write_gym
 from helpers.quantised import KINDS, packed_linear
+from helpers.serving import BACKBONES
 from mttl.aggregation.packed_weights import parts
-from mttl.assembly.load_tasks import share_weights
+from mttl.assembly.load_tasks import fixed_model, share_weights
+from mttl.io.errors import ConfigError
 
 
 class Two(nn.Module):
@@ -62,3 +68,29 @@ def test_what_is_alike_on_another_device_is_not_moved_there() -> None:
     second.cuda()
     assert first.same.weight.data_ptr() == second.same.weight.data_ptr()
     assert first.get_buffer("scale").data_ptr() == second.get_buffer("scale").data_ptr()
+
+
+def test_a_fixed_model_shares_only_frozen_weights(tmp_path: Path) -> None:
+    backbone = {**BACKBONES["t5"], "train": False}
+    gym = write_gym(tmp_path / "gym", {"copy": ("EM", str)})
+    folder = make_run(tmp_path / "run", backbone=backbone)
+    built = mttl.load(folder)
+    frozen = [name for name, own in built.model.named_parameters() if not own.requires_grad]
+    trained = dict(built.model.named_parameters())
+    before = {name: own.detach().clone() for name, own in trained.items()}
+    found = [fixed_model(built, reference) for reference in (None, str(folder))]
+    with torch.no_grad():
+        for own in built.model.parameters():
+            own.add_(own.requires_grad)
+    assert 0 < len(frozen) < len(trained)
+    for model, task_ids in found:
+        assert task_ids.tolist() == [0, 1, 2]
+        for name, own in model.named_parameters():
+            assert (own is trained[name]) == (name in frozen)
+            assert torch.equal(own, before[name])
+    (tmp_path / "other").mkdir()
+    other = make_run(tmp_path / "other", gym=gym, backbone=backbone)
+    with pytest.raises(
+        ConfigError, match=r"reference '.*other/runs/source': the model has no task 'reverse'"
+    ):
+        fixed_model(built, str(other))

@@ -66,11 +66,11 @@ def module(model: SkilledModel, metrics: dict[str, str] = METRICS, **settings: A
 
 
 @torch.no_grad()
-def answer_losses(model: SkilledModel, row: dict[str, Any]) -> Tensor:
-    """Return the loss of each token of a row's answer, from one forward pass per token."""
+def answer_logprobs(model: SkilledModel, row: dict[str, Any]) -> Tensor:
+    """Return the distribution of each token of a row's answer, from one pass per token."""
     config: Any = model.backbone.config
-    losses = []
-    for position, token in enumerate(row["labels"]):
+    found = []
+    for position in range(len(row["labels"])):
         before = row["labels"][:position]
         if config.is_encoder_decoder:
             start = [config.decoder_start_token_id, *before]
@@ -79,8 +79,14 @@ def answer_losses(model: SkilledModel, row: dict[str, Any]) -> Tensor:
             inputs = {"input_ids": [[*row["input_ids"], *before]]}
         tensors = {name: torch.tensor(value) for name, value in inputs.items()}
         logits = model(torch.tensor([row["task_id"]]), **tensors).logits[0, -1]
-        losses.append(-logits.log_softmax(-1)[token])
-    return torch.stack(losses)
+        found.append(logits.log_softmax(-1))
+    return torch.stack(found)
+
+
+def answer_losses(model: SkilledModel, row: dict[str, Any]) -> Tensor:
+    return torch.stack(
+        [-p[i] for p, i in zip(answer_logprobs(model, row), row["labels"], strict=True)]
+    )
 
 
 def answer(model: SkilledModel, row: dict[str, Any]) -> str:
@@ -176,6 +182,34 @@ def test_two_draws_have_to_agree(family: str) -> None:
     drawn = (used.mixing + routing.mixing)[layer.group, 0, 0] > 0
     learned = layer.inventory.up.grad.flatten(1).any(1)
     assert torch.equal(learned, drawn)  # both passes learn to agree, and the others nothing
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_a_step_adds_the_divergence_from_a_fixed_model(family: str) -> None:
+    model, other = (skilled(BACKBONES[family](), n_skills=n) for n in (3, 2))
+    batch = TrainCollator(0, DECODER_ONLY[family])(rows())
+    step = module(model)
+    assert not step.training_losses(batch)[2].losses
+    kept = step._kept(step.state_dict())
+    other_ids = torch.tensor([1, 2, 0])  # the other model's order of the tasks
+    step.stay_near(other, other_ids, 0.5)
+    routing = step.training_losses(batch)[2]
+    expected, n_tokens = 0.0, 0
+    for row in rows():
+        there = row | {"task_id": int(other_ids[row["task_id"]])}
+        for p, q in zip(
+            answer_logprobs(other, there), answer_logprobs(model.eval(), row), strict=True
+        ):
+            expected += sum(float(a.exp() * (a - b)) for a, b in zip(p, q, strict=True))
+            n_tokens += 1
+    # Sums over the vocabulary in other orders, and padded batches.
+    assert routing.losses["divergence"].item() == pytest.approx(0.5 * expected / n_tokens, rel=1e-4)
+    assert expected > 0
+    step.train().training_losses(batch)
+    assert (model.training, other.training) == (True, False)
+    routing.losses["divergence"].backward()
+    assert not any(own.requires_grad for own in other.parameters())
+    assert step._kept(step.state_dict()) == kept  # checkpoints lack the fixed model
 
 
 def test_validation_logs_the_mean_of_each_task_and_the_mean_over_tasks() -> None:
