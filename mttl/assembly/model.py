@@ -64,18 +64,19 @@ def build_model(
     empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
     built = build(config, tasks, empty=empty, heads=heads)
     if not empty:
-        load_source(built.model, config)
+        load_source(built.model, config, tasks)
         for other in built.others:
             other.require_base(built.model.backbone)
     built.model.train()
     return built
 
 
-def load_source(model: SkilledModel, config: Config) -> None:
+def load_source(model: SkilledModel, config: Config, tasks: Sequence[str]) -> None:
     """Load skills and backbone of the run that a configuration starts from, if any.
 
-    The `CheckpointError` lists the differences if the run's sections backbone and skills (for
-    fusion also ``data.prefix``) differ from the configuration's.
+    With ``run.start_router`` also its router. The `CheckpointError` lists the differences if the
+    run's sections backbone and skills (for fusion also ``data.prefix``, with the router also its
+    section and the tasks) differ from the configuration's.
     """
     fusion = config.aggregation if isinstance(config.aggregation, Fusion) else None
     name, source = "run.start", config.run.start
@@ -87,10 +88,13 @@ def load_source(model: SkilledModel, config: Config) -> None:
     built_from = read_settings(saved, ModelSettings)
     if isinstance(built_from.aggregation, Fusion):
         raise CheckpointError(f"{name} '{source}' is a fusion; name the run whose skills it fused")
+    compared = {"backbone", "skills"} | ({"router"} if config.run.start_router else set())
     theirs, ours = (
-        one.model_dump(mode="json", include={"backbone", "skills"}, exclude={"backbone": FREE})
+        one.model_dump(mode="json", include=compared, exclude={"backbone": FREE})
         for one in (built_from, config)
     )
+    if config.run.start_router:
+        theirs["tasks"], ours["tasks"] = list(saved.tasks), list(tasks)
     if "n_skills" in theirs["skills"]:
         theirs["skills"]["n_skills"] = count_skills(
             theirs["skills"]["n_skills"], built_from.router, len(saved.tasks)
@@ -114,7 +118,7 @@ def load_source(model: SkilledModel, config: Config) -> None:
         )
     if hasattr(config.skills, "support"):
         place_supports(model.skilled_layers(), saved_supports(saved.skills))
-    load_skills(model, saved)
+    (load_into if config.run.start_router else load_skills)(model, saved)
 
 
 def load_run(

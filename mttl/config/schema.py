@@ -32,8 +32,12 @@ class Run(Section):
     seed: Seed = 13
     """Seed of weights, data order and noise."""
     asks: ClassVar = {"starts": "start"}
+    refuses: ClassVar = {"start_router and not start": "start_router needs start, the run's folder"}
     start: str | None = None
-    """Run folder whose skills (and backbone, if trained) initialise training; the router is new."""
+    """Run folder whose skills (and backbone, if trained) initialise training; the router is new,
+    except with `start_router`."""
+    start_router: bool = False
+    """Start with the router of `start`, too; its tasks and section router must be the same."""
 
 
 class Generation(Section):
