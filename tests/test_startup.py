@@ -176,6 +176,13 @@ NAMES = {
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
     "import": [(["none", "--out", "x"], "the folder 'none' does not exist")],
     "library": [(["list", "EMPTY"], "is not a library")],
+    "quark": [
+        (
+            ["RUN", "--task", "verb_pst", "--metric", "chrf", "--out", "x"],
+            "Did you mean 'verb_past'",
+        ),
+        (["RUN", "--task", "verb_past", "--metric", "chf", "--out", "x"], "mean 'chrf'"),
+    ],
     "convert": [(["none.gguf", "--out", "x"], "'none.gguf' does not exist")],
     "babyai record": [
         (["--levels", "GoToX", "--episodes", "1", "--out", "x.npz"], "unknown level 'GoToX'")

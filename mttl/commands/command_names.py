@@ -9,7 +9,7 @@ MORE = {
         name: name
         for name in ("build", "search", "eval", "sparse", "plot", "ablate", "merge", "fisher")
     },
-    **{name: name for name in ("compose", "library", "convert")},
+    **{name: name for name in ("compose", "library", "convert", "quark")},
     **{"add-tasks": "add_tasks", "merge-task": "merge_task", "import": "import_peft"},
     **{"babyai record": "babyai_record", "babyai film": "babyai_film"},
 }

@@ -1,0 +1,43 @@
+"""Train a run's answers to score high by a metric, in rounds of sampling and training (Quark).
+
+mttl quark runs/talk --task guide --metric knowledge_f1 --out runs/quark -k trainer.max_steps=500
+
+Each round samples an answer to every training row from the model of the round before it, adds the
+answers to those of earlier rounds, divides all of them into bins by their scores, and trains with
+the bin in the input. The result answers with the code of the highest bin. Other tasks of the run
+are trained on their own rows. An interrupted command continues; rounds are in OUT.rounds.
+"""
+
+import argparse
+from pathlib import Path
+
+from mttl.commands.name_checks import check_run_task
+from mttl.commands.options import POSITIVE, CommandParser, command, whole
+from mttl.commands.predict import above_zero
+from mttl.io.errors import ConfigError
+from mttl.metrics.metric_names import check_metric
+
+
+def _declare(parser: CommandParser) -> None:
+    parser.add_source()
+    add = parser.read.add_argument
+    add("--task", required=True, metavar="NAME", help="task of the run")
+    add("--metric", required=True, metavar="NAME", help="metric of answers, also with settings")
+    parser.add_overrides("settings that override the run's; may be repeated")
+    add = parser.work.add_argument
+    add("--bins", type=whole(2), default=5, metavar="N", help="bins of scores (%(default)s)")
+    add("--rounds", **POSITIVE, default=4, help="rounds (%(default)s)")
+    help = "weight of the divergence from the run (%(default)s)"
+    add("--divergence", type=above_zero, default=0.05, metavar="WEIGHT", help=help)
+    add("--batch-size", **POSITIVE, default=64, help="sampled answers per batch (%(default)s)")
+    parser.add_out("folder of the new run", type=Path)
+
+
+@command(_declare)
+def main(options: argparse.Namespace) -> None:
+    """Run the rounds."""
+    check_metric(options.metric, ConfigError, "--metric")
+    check_run_task(options.task, options.source)
+    from mttl.commands.quark_rounds import run_rounds
+
+    run_rounds(options)
