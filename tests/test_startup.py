@@ -128,6 +128,10 @@ NAMES = {
             "'no' is not a folder",
         ),
     ],
+    "score": [
+        (["none.tsv", "--metric", "exakt"], "Did you mean 'exact'"),
+        (["none.tsv", "--metric", "exact"], "'none.tsv' does not exist"),
+    ],
     "init": [(["absent"], "'absent' is not a folder; name the folder of the data")],
     "list": [(["absent"], "'absent' is not a folder; name the folder of the runs")],
     "show": [(["EMPTY"], "is not a run, because it has no config.yaml")],

@@ -47,8 +47,8 @@ def _declare(parser: CommandParser) -> None:
     add("--max-tokens", **POSITIVE, help="maximum tokens of an answer (as in training)")
     add("--seed", **NATURAL, default=13, help="seed of sampling (%(default)s)")
     add("--batch-size", **POSITIVE, default=64, help="inputs per batch (%(default)s)")
-    help = "metric (as in the run's results, or exact)"
-    add("--metric", metavar="NAME", help=help)
+    help = "metrics (as in the run's results, or exact)"
+    add("--metric", nargs="+", default=[], metavar="NAME", help=help)
     parser.add_out("table with answers (standard output)", metavar="FILE", required=False)
 
 

@@ -16,6 +16,7 @@ from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.assembly.load_tasks import load_tasks
 from mttl.assembly.model import Built
 from mttl.checkpoints.inventory_files import inventory_digest
+from mttl.commands.answer_scores import check_metrics, score_rows, score_table
 from mttl.commands.word_files import WORD_FORMATS, check_words, read_words, write_words
 from mttl.inference.input_table import (
     ANSWER,
@@ -37,13 +38,9 @@ from mttl.io.errors import ConfigError, TaskError, nearest, raised_as
 from mttl.io.files import write_text
 from mttl.io.reading import decoded, read_text
 from mttl.io.record import Record
-from mttl.metrics.crossfit import build_metric, ignored_differences, score_answers
-from mttl.metrics.metric_names import TaskMetric, check_metric
-from mttl.plugins import classes as plugins
 from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
 from mttl.tasks.record_template import RecordTemplate
-from mttl.tasks.task import published_sums
 
 Models = Mapping[str, Built]
 Choices = Sequence[Sequence[str]]
@@ -64,12 +61,7 @@ def prediction_table(options: Namespace) -> None:
     ``options.search`` overrides settings of the run's `generate`. The output file is written at the
     end; until then, answers are kept in a hidden folder next to it.
     """
-    metric: str | None = options.metric
-    if metric is not None:
-        check_metric(metric, ConfigError, "--metric")
-        if plugins.METRICS.is_plugin(metric):
-            plugins.find_class(plugins.METRICS, metric, trusted=True)
-        build_metric(metric)  # reports wrong settings before anything is answered
+    check_metrics(options.metric, "--metric")
     place = options.questions or "standard input"
     kind = options.format or _kind_of_both(options.questions, options.out)
     if kind in WORD_FORMATS:
@@ -83,7 +75,7 @@ def prediction_table(options: Namespace) -> None:
             text = read_text(options.questions, TaskError)
         kind = kind or guess_kind(text)
         rows = parse_rows_of(text, kind, place)
-    models, metrics = load_tasks(options.source, options.adapted, options.backbone, options.on)
+    models, of_run = load_tasks(options.source, options.adapted, options.backbone, options.on)
     for built in models.values():
         built.require(answers="mttl predict")
     asked, lacking = _with_inputs(rows, options, models, place)
@@ -110,8 +102,7 @@ def prediction_table(options: Namespace) -> None:
     if kind in WORD_FORMATS:
         check_words(kind, names[0], heads.get(names[0]))
     _check_choices(choices, options.search, place, [models.get(name) for name in names])
-    if metric is not None:
-        metrics = dict.fromkeys(models, metric)
+    metrics = {name: options.metric or [of_run.get(name, "exact")] for name in models}
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
     header, size = format_header(columns, kind), options.batch_size * CHUNK
@@ -249,33 +240,23 @@ def _kind_of_both(questions: str | None, out: Path | None) -> str | None:
 
 
 def _report(
-    rows: Rows, names: Sequence[str], found: Rows, metrics: Mapping[str, str], choices: Choices
+    rows: Rows,
+    names: Sequence[str],
+    found: Rows,
+    metrics: Mapping[str, Sequence[str]],
+    choices: Choices,
 ) -> None:
     """Print the scores of tasks with reference answers, and confusion matrices."""
-    references = [references_of(row) for row in rows]
-    console = make_console(stderr=True)
-    table = TextTable(digits=1).words("task", "metric", "score (%)", "answers")
-    matrices = []
-    for task in dict.fromkeys(filter(None, names)):
+    answers, references = [row[ANSWER] for row in found], [references_of(row) for row in rows]
+    scores = score_rows(rows, names, answers, metrics, choices)
+    tables: list[Table] = [score_table(scores)] * bool(scores)
+    for task in dict.fromkeys(one.task for one in scores) if any(choices) else ():
         places = [p for p, name in enumerate(names) if name == task and references[p]]
-        if not places:
-            continue
-        metric = TaskMetric(
-            metrics.get(task, "exact"),
-            published=task in published_sums(),
-            options=choices[places[0]],
-        )
-        right, answers = [references[p] for p in places], [found[p][ANSWER] for p in places]
-        sources = [{"input": text_of(rows[p], "input"), "columns": rows[p]} for p in places]
-        value = score_answers(metric, answers, right, sources)
-        table.add(task, metric, 100 * value, len(places))
-        if differing := ignored_differences(metric, task, answers, right):
-            say(differing, stderr=True)
-        firsts = [each[0] for each in right]
-        if any(choices) and len({*firsts, *answers}) <= MOST_LABELS:
-            matrices.append(confusion_table(task, firsts, answers))
-    for each in [table] * bool(table.row_count) + matrices:
-        console.print(each)
+        firsts, own = [references[p][0] for p in places], [answers[p] for p in places]
+        if len({*firsts, *own}) <= MOST_LABELS:
+            tables.append(confusion_table(task, firsts, own))
+    for each in tables:
+        make_console(stderr=True).print(each)
 
 
 def confusion_table(task: str, right: Sequence[str], found: Sequence[str]) -> Table:

@@ -85,6 +85,14 @@ def references_of(row: dict[str, Any]) -> list[str]:
     return list(filter(None, _texts(row, "output")))
 
 
+def answer_of(row: dict[str, Any], kind: str, place: str) -> str:
+    """Return the answer of a row that `format_rows` wrote; ``place`` is for messages."""
+    text = text_of(row, ANSWER)
+    if kind == "tsv" and text[:1] == '"':
+        return str(parse_json(text, f"{place}: {ANSWER}", TaskError))
+    return text
+
+
 def choices_of(row: dict[str, Any]) -> list[str]:
     """Return the choices of a row."""
     given = _texts(row, "choices")
