@@ -49,9 +49,9 @@ MOST_LABELS = 20  # in a printed confusion matrix
 
 
 class Answered(Record):
-    """New columns of consecutive rows; the job is the index of the first row."""
+    """New columns of rows; the job is the index of the first one, or the name of a merge."""
 
-    job: int
+    job: int | str
     rows: list[dict[str, Any]]
 
 

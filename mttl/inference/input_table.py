@@ -8,10 +8,11 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mttl.io.errors import TaskError
-from mttl.io.reading import parse_json, shown, table_rows
+from mttl.io.reading import parse_json, read_text, shown, table_rows
 from mttl.tasks.filters import RecordError
 from mttl.tasks.rows import delimiter_of
 from mttl.tasks.template import as_text, template_fields
@@ -35,6 +36,13 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
     form = {"delimiter": delimiter, "quoted": kind == "csv", "advice": advice}
     rows = table_rows(text, place, TaskError, **form)
     return [row for _, row in rows]
+
+
+def read_rows(path: str) -> tuple[Rows, str]:
+    """Return the rows of a file and its format, by its ending or the first character."""
+    text, ending = read_text(path, TaskError), Path(path).suffix[1:]
+    kind = ending if ending in FORMATS else guess_kind(text)
+    return parse_rows_of(text, kind, path), kind
 
 
 def guess_kind(text: str) -> str:

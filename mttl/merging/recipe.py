@@ -1,7 +1,7 @@
 """The recipe of a merge: models, method and output."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
@@ -11,6 +11,7 @@ from mttl.io.errors import ConfigError
 from mttl.io.yaml12 import read_yaml
 
 Density = Annotated[float, Field(gt=0, le=1)]
+S = TypeVar("S", bound=Section)
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -171,8 +172,7 @@ class Recipe(Section):
         return self
 
     def _about_fishers(self, kind: str) -> list[str]:
-        of_base = kind in ("elastic", "elastic_cape")
-        of_models = kind in ("elastic", "fisher_average")
+        of_base, of_models = used_fishers(kind)
         wanted = {"base.fisher": (of_base, self.base.fisher)}
         for place, model in enumerate(self.models):
             wanted[f"models.{place}.fisher"] = (of_models, model.fisher)
@@ -185,14 +185,29 @@ class Recipe(Section):
         ]
 
 
+def used_fishers(kind: str) -> tuple[bool, bool]:
+    """Return whether a method uses the Fisher information of the base, and of the models."""
+    return kind in ("elastic", "elastic_cape"), kind in ("elastic", "fisher_average")
+
+
 def read_recipe(path: str | Path) -> Recipe:
     """Return the validated recipe of a file."""
-    path = Path(path)
-    tree = read_yaml(path, ConfigError)
+    return read_section(path, Recipe)
+
+
+def read_section(path: str | Path, kind: type[S]) -> S:
+    """Return the validated settings of a file with a base, models and methods."""
+    tree = read_yaml(Path(path), ConfigError)
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must be a mapping with base, models and method")
+        keys = [name for name, field in kind.model_fields.items() if field.is_required()]
+        raise ConfigError(f"{path}: must be a mapping with {', '.join(keys)}")
+    return validated(kind, tree, str(path))
+
+
+def validated(kind: type[S], tree: dict[str, Any], place: str) -> S:
+    """Return a validated section; lines of the `ConfigError` begin with ``place``."""
     try:
-        return Recipe.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        lines = format_errors(error, tree, {}, Recipe).splitlines()
-        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
+        lines = format_errors(error, tree, {}, kind).splitlines()
+        raise ConfigError("\n".join(f"{place}: {line}" for line in lines)) from None

@@ -53,7 +53,7 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
         (GOOD, PLAIN.replace("arithmetic", "cape"), "one expert and one anti_expert for cape"),
         (GOOD, PLAIN.replace("arithmetic", "ties, density: 0"), "method.density: '0' must be"),
         (GOOD, PLAIN.replace("[{model: a}]", "[]"), "models: "),
-        (GOOD, "- a", "must be a mapping with base, models and method"),
+        (GOOD, "- a", "must be a mapping with base, models, method"),
         (GOOD, "base: [", "line"),
         (GOOD, "models: []\nmethod: {kind: arithmetic}", "base: is missing; it is required"),
     ],

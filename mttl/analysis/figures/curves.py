@@ -1,6 +1,6 @@
-"""Figures of the routing statistics by layer and over training."""
+"""Figures of routing statistics by layer and over training, and of the scores of merges."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mttl.analysis.figures.canvas import FONT, INK, ROW, new_sheet, place, styled
-from mttl.analysis.palette import COLOURS
+from mttl.analysis.figures.canvas import FONT, INK, ROW, add_legend, new_sheet, place, styled
+from mttl.analysis.palette import COLOURS, category_looks
 from mttl.analysis.routing_record import Curves
 from mttl.analysis.statistics import ALL, STACKS, STATISTICS, stack_means, stacks_of
 
@@ -77,6 +77,30 @@ def statistics_over_training(curves: Curves, *, title: str) -> Figure:
         _tidy(axes, xlabel="step", ylabel=statistic)
         axes.yaxis.set_major_locator(MaxNLocator(5))
     _add_key(figure, drawn)
+    return figure
+
+
+@styled
+def trade_offs(
+    points: Sequence[Mapping[str, Any]], metrics: Sequence[str], *, title: str
+) -> Figure:
+    """Draw the first metric against each other one, with a curve per method over its weights.
+
+    ``points`` have the keys ``method`` and ``weight``, and the scores by metric.
+    """
+    figure, methods = new_sheet(title, 0, PANEL + HEADING), [point["method"] for point in points]
+    for number, other in enumerate(metrics[1:]):
+        axes = place(figure, number * (PANEL + SPACE), 0, PANEL, PANEL)
+        for method, look in category_looks(methods).items():
+            own = [point for point in points if point["method"] == method]
+            own.sort(key=lambda point: point["weight"])
+            x, y = ([100 * point[metric] for point in own] for metric in (other, metrics[0]))
+            axes.plot(x, y, f"{look.marker}-", color=look.ink, linewidth=1, markersize=4)
+            for point, *at in zip(own, x, y, strict=True):
+                axes.annotate(f"{point['weight']:g}", at, (3, 3), textcoords="offset points")
+        _tidy(axes, xlabel=f"{other}, %", ylabel=f"{metrics[0]}, %")
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    add_legend(figure, (len(metrics) - 1) * (PANEL + SPACE) - SPACE / 2, PANEL, methods)
     return figure
 
 
