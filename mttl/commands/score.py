@@ -47,21 +47,24 @@ def main(options: argparse.Namespace) -> None:
     tasks, answers = [], []
     for number, row in enumerate(rows, 1):
         where = f"{place}, row {number}"
-        if lacking := [name for name in (table.ANSWER, *needed) if name not in row]:
-            found = shown(", ".join(row))
+        if table.ANSWER not in row:
             raise TaskError(
-                f"{where}: the column '{lacking[0]}' is missing; columns are {found}. Name a table "
-                "of mttl predict, or the columns of right answers by --references TEMPLATE"
+                f"{where}: the column '{table.ANSWER}' is missing; columns are "
+                f"{shown(', '.join(row))}. Name a table of mttl predict, or rename the column"
             )
         with raised_as(TaskError, where, RecordError):
-            row["output"] = right(row)
+            if needed <= row.keys():
+                row["output"] = right(row)
             answers.append(table.answer_of(row, kind, where))
         name = table.text_of(row, "task") or Path(place).stem
         tasks.append("" if row.get(table.UNANSWERED) else name)
     choices = [table.choices_of(row) for row in rows]
     scores = score_rows(rows, tasks, answers, dict.fromkeys(tasks, options.metric), choices)
     if not scores:
-        raise TaskError(f"{place}: no row has a right answer; see --references in --help")
+        raise TaskError(
+            f"{place}: no row has the right answer {options.references}. Name its columns by "
+            "--references TEMPLATE"
+        )
     make_console().print(score_table(scores))
     if out is not None:
         columns, found = TaskScore._fields, [one._asdict() for one in scores]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 from mttl.io.errors import nearest
@@ -54,7 +55,17 @@ def metric_problem(metric: str) -> str:
     if required <= settings.keys() <= known.keys():
         return ""
     forms = (f"{key}=..." if key in required else f"[{key}=...]" for key in known)
-    return f"must have the form '{' '.join([name, *forms])}'"
+    wrong = next((key for key in settings if key not in known), None)
+    has = "" if wrong is None else f"; it has no setting '{wrong}'.{nearest(wrong, known)}"
+    return f"must have the form '{' '.join([name, *forms])}'{has}"
+
+
+def folder_problem(metric: str) -> str:
+    """Return the requirement that the folder of a metric's model violates, or ``""``."""
+    folder = split_metric(metric)[1].get("model")
+    if folder is None or (Path(folder) / "config.json").is_file():
+        return ""
+    return f"needs a folder of transformers as its model, but '{folder}' is none; correct it"
 
 
 def check_metric(

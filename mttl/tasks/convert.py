@@ -20,7 +20,10 @@ from mttl.tasks.template import (
     compile_field,
     compile_template,
     compile_values,
+    template_fields,
 )
+
+MOST_FOUND = 5  # values in a message
 
 
 def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]:
@@ -36,9 +39,19 @@ def convert(task: Task, split: str, records: Iterable[Record]) -> Iterator[Line]
 
     def kept() -> Rows:
         nonlocal number
+        n_kept, found = 0, dict[str, None]()
+        fields = sorted(template_fields(task.rows or ""))
         for number, record in enumerate(records, 1):
             if keep is None or keep(record):
+                n_kept += 1
                 yield number, record
+            elif not n_kept and len(found) < MOST_FOUND:
+                found[", ".join(f"{name} = {shown(record.get(name))}" for name in fields)] = None
+        if found and not n_kept:
+            raise TaskError(
+                f"task '{task.name}', split '{split}': none of {number:,} records has rows: "
+                f"'{task.rows}'; there are {'; '.join(found)}. Correct the condition"
+            )
 
     try:
         rows = kept() if task.prepare is None else _prepared(task.prepare, kept())

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 
 from mttl.io.errors import TaskError
 from mttl.io.reading import read_json, shown
-from mttl.tasks.rows import dstc_files, read_records
+from mttl.tasks.rows import dstc_files, read_records, text_lines
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def read_wizard(path: str | Path) -> Records:
         Layout: `parlai/tasks/wizard_of_wikipedia/agents.py` of facebookresearch/ParlAI.
     """
     n_turns = n_skipped = 0
-    for number, dialogue in enumerate(read_json(path, TaskError, list), 1):
+    for number, dialogue in enumerate(_dialogues(path), 1):
         history: list[dict[str, str]] = []
         whole = f"{path}, dialogue {number}"
         for place, turn in _items(dialogue, "dialog", whole, "turn"):
@@ -86,7 +86,7 @@ def read_faithdial(path: str | Path) -> Records:
             knowledge = row.get("evidence") or row.get("knowledge")
             yield {**row, "knowledge": knowledge, "label": label}
         return
-    for number, dialogue in enumerate(read_json(path, TaskError, list), 1):
+    for number, dialogue in enumerate(_dialogues(path), 1):
         for place, turn in _items(dialogue, "utterances", f"{path}, dialogue {number}", "turn"):
             kinds = {"history": list, "knowledge": str, "response": str}
             record = {key: _get(turn, key, kind, place) for key, kind in kinds.items()}
@@ -113,7 +113,7 @@ def read_dstc(path: str | Path) -> Records:
         of alexa/dstc11-track5.
     """
     logs_path, labels_path, knowledge_path = dstc_files(path)
-    logs, labels = (read_json(one, TaskError, list) for one in (logs_path, labels_path))
+    logs, labels = (_dialogues(one) for one in (logs_path, labels_path))
     known = read_json(knowledge_path, TaskError, dict)
     if len(logs) != len(labels):
         numbers = f"'{logs_path}' has {len(logs)} dialogues, but '{labels_path}' {len(labels)}"
@@ -172,6 +172,20 @@ def _label(begin: list[Any], place: str) -> str:
         problem = f"'BEGIN' is {shown(begin)}, but it must have one of {', '.join(_LABELS)}"
         _refuse(place, problem, "correct the record")
     return known[0] if known else ""
+
+
+def _dialogues(path: str | Path) -> list[Any]:
+    """Return the list in a JSON file."""
+    try:
+        return read_json(path, TaskError, list)
+    except TaskError as error:
+        first = next(text_lines(Path(path)), "").strip()
+        if not (first.startswith("{") and first.endswith("}")):
+            raise
+        raise TaskError(
+            f"'{path}' has one object per line, but the format is one list of dialogues: write "
+            "[…] with commas, or remove 'format' if a line is a record"
+        ) from error
 
 
 def _items(value: Any, key: str, place: str, name: str) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from mttl.io import yaml12
 from mttl.io.errors import TaskError, raised_as
@@ -17,6 +17,7 @@ from mttl.io.reading import read_text, shown
 from mttl.io.record import check
 from mttl.metrics.metric_names import TEXT_METRIC
 from mttl.tasks import dialogue
+from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.rows import ALL_ENDINGS, is_saved
 from mttl.tasks.task import ALL, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
@@ -173,5 +174,11 @@ def _saved(keys: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
 def _file(name: str, where: str, folder: Path) -> str:
     if not name.endswith(ALL_ENDINGS) and not is_saved(folder / name):
         allowed = ", ".join(ALL_ENDINGS)
-        raise TaskError(f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set")
+        advice = ""
+        if name.endswith(".json"):
+            named = ", ".join(get_args(DialogueFormat))
+            advice = f". For published dialogues, set 'format' in source: {named}"
+        raise TaskError(
+            f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set{advice}"
+        )
     return str(folder / name)

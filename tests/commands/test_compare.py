@@ -421,3 +421,9 @@ def test_every_seed_is_a_dot_and_the_reference_a_line() -> None:
     assert len(seen.lines) == 3  # nothing of b
     # The whisker is the interval of the difference, around the mean.
     assert unseen.collections[1].get_segments()[0][:, 0].tolist() == [1.0, 4.0]
+    # Equal scores have an axis of whole numbers.
+    same = [TABLES.TableRow("a", 0, 1, 0.0, math.nan, none, none)]
+    (axes,) = figures.comparison_figure(same, {"seen": [[0.0]], "unseen": [[]]}, "a").axes
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks == [-1.0, 0.0, 1.0]

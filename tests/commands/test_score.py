@@ -40,11 +40,11 @@ class Length(Metric):
 @pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl"])
 def test_a_table_is_scored_by_task_and_metric(kind: str, tmp_path: Path, capsys) -> None:
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
-    path, out = tmp_path / f"answers.{kind}", tmp_path / "scores.json"
+    path, out = tmp_path / f"answers.{kind}", tmp_path / "scores.jsonl"
     path.write_text(format_header(COLUMNS, kind) + format_rows(rows, COLUMNS, kind))
     given = [str(path), "--metric", "exact", "coverage"]
     assert score.main([*given, "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
+    found = [json.loads(line) for line in out.read_text().splitlines()]
     assert {(r["task"], r["metric"]): (r["score"], r["n"]) for r in found} == EXPECTED
     cells = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["a", "50.0", "75.0", "2"] in cells
@@ -66,11 +66,11 @@ def test_columns_of_another_name_and_custom_metrics(tmp_path: Path, monkeypatch)
     ("row", "more", "message"),
     [
         ({"output": "x"}, [], "row 1: the column 'prediction' is missing; columns are"),
-        ({"prediction": "x"}, [], "no row has a right answer. Add the column 'output', or"),
-        ({"prediction": "x"}, ["--references", "{y}"], "row 1: the field 'y' is missing"),
-        ({"prediction": ["x"]}, [], "row 1: is"),
+        ({"prediction": "x"}, [], "no row has the right answer {output}. Name its columns"),
+        ({"prediction": "x"}, ["--references", "{y}"], "no row has the right answer {y}."),
+        ({"prediction": ["x"], "output": "y"}, [], "row 1: is"),
         ({"prediction": "x"}, ["--metric", "exakt"], "Did you mean 'exact'"),
-        ({"prediction": "x"}, ["--out", "x.txt"], "--out 'x.txt' must end in .csv or .json"),
+        ({"prediction": "x"}, ["--out", "x.txt"], "--out 'x.txt' must end in .tsv, .csv, .jsonl"),
     ],
 )
 def test_mistakes_of_tables_are_named(row, more, message, tmp_path, refused) -> None:

@@ -103,6 +103,7 @@ def test_the_critic_is_the_classifiers_decision(folders, label):
     [
         ("bertscore", r"must have the form 'bertscore model=... \[layer=...\] \[against=...\]'"),
         ("critic model={critic}", "must have the form 'critic model=... label=...'"),
+        ("critic modl=x label=a", "label=...'; it has no setting 'modl'. Did you mean 'model'"),
         ("f1 model=x", "must have the form 'f1'"),
         ("bertscor model=x", "did you mean 'bertscore'"),
         (

@@ -52,6 +52,16 @@ def test_the_row_to_blame_is_named(bad, message, number):
         list(convert(task(), "dev", records))
 
 
+def test_values_are_named_where_no_record_has_the_wanted_ones():
+    records = [{"x": "a", "y": "b", "side": side} for side in ("left", "right", "left")]
+    message = "none of 3 records has rows: '{side} is lft'; there are side = 'left'; side = 'right'"
+    with pytest.raises(TaskError, match=message):
+        list(convert(task(output="{y}", rows="{side} is lft"), "dev", records))
+    assert list(convert(task(output="{y}", rows="{side} is right"), "dev", records)) == [
+        ("say a", "b")
+    ]
+
+
 def test_a_mistake_of_the_source_stays_its_own():
     def broken():
         yield RECORDS[0] | {"sentence": "a <mask>"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from helpers.raw import write_jsonl
 from mttl.io.errors import TaskError
 from mttl.tasks.dialogue_files import read_dstc, read_faithdial, read_wizard
 from mttl.tasks.rows import record_files
@@ -168,7 +169,7 @@ def test_wrong_files_of_dstc(tmp_path: Path, changes: dict[str, Any], message: s
         (read_wizard, [{"dialog": [{"speaker": "0_Bot", "text": "a"}]}], "1, turn 1: 'speaker' is"),
         (read_wizard, [{"dialog": [{"speaker": "Wizard", "text": ""}]}], "1, turn 1: 'text' is"),
         (read_wizard, [{"dialog": []}], "dialogue 1: 'dialog' is an empty list"),
-        (read_wizard, {}, "it must contain a list"),
+        (read_wizard, {}, "has one object per line, but the format is one list of dialogues"),
         (read_faithdial, [{"utterances": [{**UTTERANCE, "knowledge": ""}]}], "'knowledge' is"),
         (read_faithdial, [{"utterances": [{**UTTERANCE, "BEGIN": ["x"]}]}], "'BEGIN' is"),
     ],
@@ -176,6 +177,12 @@ def test_wrong_files_of_dstc(tmp_path: Path, changes: dict[str, Any], message: s
 def test_wrong_files(tmp_path: Path, read: Any, content: Any, message: str) -> None:
     with pytest.raises(TaskError, match=f"train.json.*{message}"):
         list(read(write(tmp_path / "train.json", content)))
+
+
+def test_lines_of_records_are_named(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "train.jsonl", [UTTERANCE, UTTERANCE])
+    with pytest.raises(TaskError, match="remove 'format' if a line is a record"):
+        list(read_faithdial(path))
 
 
 def test_faithful_responses_are_the_default_rows(tmp_path: Path) -> None:

@@ -51,4 +51,7 @@ def comparison_figure(
             axes.plot([mean], [row], "D" if own else "o", color=colour, markersize=6)
             if own:
                 axes.axvline(mean, color=FAINT, linewidth=1, zorder=0)
+        low, high = axes.get_xlim()
+        if high - low < 1:  # equal scores
+            axes.set_xlim(low - 1, high + 1)
     return figure
