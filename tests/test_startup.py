@@ -128,10 +128,7 @@ NAMES = {
             "'no' is not a folder",
         ),
     ],
-    "score": [
-        (["none.tsv", "--metric", "exakt"], "Did you mean 'exact'"),
-        (["none.tsv", "--metric", "exact"], "'none.tsv' does not exist"),
-    ],
+    "score": [(["none.tsv", "--metric", "exact"], "'none.tsv' does not exist")],
     "init": [(["absent"], "'absent' is not a folder; name the folder of the data")],
     "list": [(["absent"], "'absent' is not a folder; name the folder of the runs")],
     "show": [(["EMPTY"], "is not a run, because it has no config.yaml")],
@@ -178,6 +175,7 @@ NAMES = {
         (["--model", "m", "--tasks", "verb_pst", "--out", "x.safetensors"], "mean 'verb_past'")
     ],
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
+    "sweep": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
     "import": [(["none", "--out", "x"], "the folder 'none' does not exist")],
     "library": [(["list", "EMPTY"], "is not a library")],
     "quark": [

@@ -28,15 +28,13 @@ from mttl.inference.input_table import (
     choices_of,
     format_header,
     format_rows,
-    guess_kind,
-    parse_rows_of,
+    read_rows,
     references_of,
     text_of,
 )
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, TaskError, nearest, raised_as
 from mttl.io.files import write_text
-from mttl.io.reading import decoded, read_text
 from mttl.io.record import Record
 from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
@@ -69,12 +67,7 @@ def prediction_table(options: Namespace) -> None:
     elif options.columns:
         raise ConfigError("--columns works only with --format conll; remove it")
     else:
-        if options.questions is None:
-            text = decoded(sys.stdin.buffer.read(), place, TaskError)
-        else:
-            text = read_text(options.questions, TaskError)
-        kind = kind or guess_kind(text)
-        rows = parse_rows_of(text, kind, place)
+        rows, kind = read_rows(options.questions, kind)
     models, of_run = load_tasks(options.source, options.adapted, options.backbone, options.on)
     for built in models.values():
         built.require(answers="mttl predict")
@@ -191,7 +184,7 @@ def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> 
     asked, lacking = [], "{input}"
     for number, row in enumerate(rows, 1):
         template = given or known.get(str(row.get("task") or options.task or alone))
-        if template is not None and (given or template.fits(row) or template.is_meant(row)):
+        if template is not None and (given or template.applies(row)):
             row = template.filled(row, f"{place}, row {number}")
         elif template is not None:
             lacking = template.input

@@ -13,17 +13,13 @@ import hashlib
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import CommandParser, command
-from mttl.io.errors import ConfigError, raised_as
+from mttl.io.errors import ConfigError, TaskError, raised_as
 from mttl.io.files import write_table
 from mttl.runtime.command import make_console, say
-
-if TYPE_CHECKING:
-    from mttl.assembly.model import Built
-    from mttl.inference.input_table import Rows
 
 
 def _declare(parser: CommandParser) -> None:
@@ -86,7 +82,7 @@ def main(options: argparse.Namespace) -> None:
     for name, one in sweep.methods.items():
         text, problem = dump(one.method.model_dump()), f"'{out}' has another method '{name}'"
         keep_settings(out / "methods" / f"{name}.yaml", text, problem)
-    results = ResumableJobs(out / "answers.jsonl", Answered)
+    results = ResumableJobs(out / "results.jsonl", Answered)
     results.run([*points], work, make_console(stderr=True), doing="merging and answering")
     answers = [row[ANSWER] for job in points for row in results.finished[job].rows]
     jobs, metrics = [job for job in points for _ in rows], dict.fromkeys(points, sweep.metrics)
@@ -103,20 +99,23 @@ def main(options: argparse.Namespace) -> None:
     say(f"The scores and figures are in {out}")
 
 
-def rows_of(task: str, built: "Built", split: str, table: str | None) -> "Rows":
+def rows_of(task: str, built: Any, split: str, table: str | None) -> list[dict[str, Any]]:
     """Return rows with input, output and other columns: of a table, or of the run's own tasks."""
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
-    from mttl.inference.input_table import check_questions, read_rows
+    from mttl.inference.input_table import check_questions, read_rows, references_of
 
     if table is None:
-        assert built.folder is not None
         config = load_config([str(built.folder.parent / "config.yaml")], plugins=None)
         gym, most = open_gym(config), config.data.max_eval_rows
         found = [row for n in config.data.samples for row in gym.rows(task, split, n, most)]
         return [{**row.columns, "input": row.input, "output": [*row.outputs]} for row in found]
     rows, _ = read_rows(table)
-    if template := built.form.task_templates.get(task):
-        rows = [template.filled(row, f"{table}, row {n}") for n, row in enumerate(rows, 1)]
+    template = built.form.task_templates.get(task)
+    for n, row in enumerate(rows, 1):
+        if template is not None and template.applies(row):
+            row |= template.filled(row, f"{table}, row {n}")
     check_questions(rows, table)
+    if not any(map(references_of, rows)):
+        raise TaskError(f"{table}: no row has a right answer, as in the column 'output'; add it")
     return rows

@@ -7,12 +7,13 @@ JSON numbers as text. A row with an empty input has no answer; ``unanswered`` ha
 import csv
 import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mttl.io.errors import TaskError
-from mttl.io.reading import parse_json, read_text, shown, table_rows
+from mttl.io.reading import decoded, parse_json, read_bytes, shown, table_rows
 from mttl.tasks.filters import RecordError
 from mttl.tasks.rows import delimiter_of
 from mttl.tasks.template import as_text, template_fields
@@ -38,16 +39,18 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
     return [row for _, row in rows]
 
 
-def read_rows(path: str) -> tuple[Rows, str]:
-    """Return the rows of a file and its format, by its ending or the first character."""
-    text, ending = read_text(path, TaskError), Path(path).suffix[1:]
-    kind = ending if ending in FORMATS else guess_kind(text)
-    return parse_rows_of(text, kind, path), kind
+def read_rows(path: str | None, kind: str | None = None) -> tuple[Rows, str]:
+    """Return the rows of a file or of standard input, and their format.
 
-
-def guess_kind(text: str) -> str:
-    """Return the format of inputs without a file name: JSONL or TSV."""
-    return "jsonl" if text.startswith("{") else "tsv"
+    Without ``kind``, the format is that of the file's ending; without one it is JSONL if the text
+    begins with a brace, and otherwise TSV.
+    """
+    place = path or "standard input"
+    content = sys.stdin.buffer.read() if path is None else read_bytes(path, TaskError)
+    text, ending = decoded(content, place, TaskError), Path(place).suffix[1:]
+    guessed = "jsonl" if text.startswith("{") else "tsv"
+    kind = kind or (ending if ending in FORMATS else guessed)
+    return parse_rows_of(text, kind, place), kind
 
 
 def check_questions(rows: Rows, place: str, template: str = "{input}") -> None:

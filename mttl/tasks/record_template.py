@@ -35,9 +35,10 @@ class RecordTemplate(Record):
         """Return whether a record has the fields of an input."""
         return template_fields(self.input) <= record.keys()
 
-    def is_meant(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a record has a field of the input, and no finished ``input``."""
-        return "input" not in record and bool(template_fields(self.input) & record.keys())
+    def applies(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record has all fields of an input, or some and no ``input``."""
+        some = template_fields(self.input) & record.keys()
+        return self.fits(record) or ("input" not in record and bool(some))
 
     def filled(self, record: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Return a record with ``input``, and with ``output`` if it has the fields.

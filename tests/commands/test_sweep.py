@@ -76,7 +76,7 @@ def sweep_it(folder: Path, settings: dict[str, Any], *more: str) -> dict[str, li
     path = folder / "sweep.yaml"
     path.write_text(yaml12.dump(settings))
     assert sweep.main([str(path), "--out", str(folder / "out"), *more]) == 0
-    lines = (folder / "out" / "answers.jsonl").read_text().splitlines()
+    lines = (folder / "out" / "results.jsonl").read_text().splitlines()
     found = {line["job"]: line["rows"] for line in map(json.loads, lines)}
     return {job: [row["prediction"] for row in rows] for job, rows in found.items()}
 

@@ -12,8 +12,8 @@ from mttl.inference.input_table import (
     choices_of,
     format_header,
     format_rows,
-    guess_kind,
     parse_rows_of,
+    read_rows,
     references_of,
     text_of,
 )
@@ -40,9 +40,17 @@ def test_csv_is_read_with_each_separator_of_training_files(mark: str, tmp_path: 
     assert parse_rows_of("input\na;b\n", "csv", "x") == [{"input": "a;b"}]
 
 
-def test_the_format_of_a_pipe_is_read_off_its_start() -> None:
-    assert guess_kind('{"input": "a"}\n') == "jsonl"
-    assert guess_kind("input\toutput\n") == guess_kind("") == "tsv"
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("x", '{"input": "a"}\n', "jsonl"),
+        ("x", "input\na\n", "tsv"),
+        ("x.csv", "input\na\n", "csv"),
+    ],
+)
+def test_the_format_is_that_of_the_name_or_the_start(tmp_path, name, text, kind) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_rows(str(tmp_path / name)) == ([{"input": "a"}], kind)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

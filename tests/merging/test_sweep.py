@@ -1,9 +1,12 @@
 """Which weights of a recipe are the λ of a sweep."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mttl.io import yaml12
 from mttl.io.errors import ConfigError
 from mttl.merging.sweep import Sweep
 
@@ -52,3 +55,11 @@ def test_the_weight_is_that_of_the_method_or_of_models_without_one(
 def test_weights_without_effect_and_methods_that_do_not_fit(kind, models, message) -> None:
     with pytest.raises(ConfigError, match=message):
         recipe(kind, *models)
+
+
+def test_the_example_of_the_page_is_valid() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "merge.md").read_text("utf-8")
+    (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "methods" in one)
+    sweep = Sweep.model_validate(yaml12.parse(text))
+    for name, one in sweep.methods.items():
+        assert sweep.recipe(name, one.weights[0]).method.kind == one.method.kind

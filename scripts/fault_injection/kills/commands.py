@@ -268,6 +268,7 @@ COMMANDS = (
         1,
     ),
     _once("merge", "merge", "recipe.yaml", out="merged", weight=2),
+    Command("sweep", "sweep", ["sweep.yaml", "--out", "swept"], "swept", _same, _jobs),
     _once("merge-task", "merge-task", "runs/source", "--task", "copy", out="plain"),
     _once("export", "export", "runs/source", "--task", "copy", out="exported"),
     _once("export-all", "export", "runs/source", "--all", out="exports"),

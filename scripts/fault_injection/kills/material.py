@@ -110,12 +110,16 @@ def _write_models(folder: Path) -> None:
     for seed, name in enumerate(("base", "expert")):
         torch.manual_seed(seed)
         build_random("t5", TINY_T5).save_pretrained(folder / name, max_shard_size="20KB")
-    recipe = {
+    recipe: dict[str, Any] = {
         "base": {"model": "base"},
         "models": [{"model": "expert", "role": "expert", "weight": 0.5}],
         "method": {"kind": "arithmetic"},
     }
     _write(folder / "recipe.yaml", yaml.safe_dump(recipe))
+    del recipe["models"][0]["weight"]
+    methods = {"sum": {"method": recipe.pop("method"), "weights": [0.5, 1.0]}}
+    asked = {"run": "runs/source", "task": "copy", "metrics": ["exact", "f1"]}
+    _write(folder / "sweep.yaml", yaml.safe_dump({**recipe, "methods": methods, **asked}))
 
 
 def _write(path: Path, text: str) -> None:
