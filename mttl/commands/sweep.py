@@ -25,8 +25,7 @@ from mttl.runtime.command import make_console, say
 def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
     add("sweep", metavar="SWEEP", help="YAML file of the sweep")
-    help = "rows of the task to answer (%(default)s)"
-    add("--split", choices=("dev", "test"), default="dev", help=help)
+    add("--split", choices=("dev", "test"), help="rows of the task to answer (dev)")
     parser.written.add_argument("--out", required=True, metavar="DIR", help="output folder")
 
 
@@ -38,6 +37,9 @@ def main(options: argparse.Namespace) -> None:
 
     sweep, out = read_section(options.sweep, Sweep), Path(options.out)
     check_run_task(sweep.task, sweep.run)
+    split = options.split or "dev"
+    if sweep.table and options.split:
+        raise ConfigError(f"--split has no effect on the table '{sweep.table}'; remove one")
     kinds = [(name, weight) for name, one in sweep.methods.items() for weight in one.weights]
     points = {f"{name} λ={weight:g}": (name, weight) for name, weight in kinds}
     recipes = {job: sweep.recipe(*point) for job, point in points.items()}
@@ -61,7 +63,7 @@ def main(options: argparse.Namespace) -> None:
     built.require(merges="mttl sweep")
     strip(built.model)
     built.model.to(device_of())
-    rows = rows_of(sweep.task, built, options.split, sweep.table)
+    rows = rows_of(sweep.task, built, split, sweep.table)
 
     def work(job: str, _: object) -> Answered:
         with tempfile.TemporaryDirectory(dir=out) as folder:
@@ -74,7 +76,7 @@ def main(options: argparse.Namespace) -> None:
         answers = built.predict(sweep.task, texts, **sweep.generation)
         return Answered(job=job, rows=[{ANSWER: answer} for answer in answers])
 
-    kept = sweep.model_dump(mode="json", exclude={"methods", "metrics"}) | {"split": options.split}
+    kept = sweep.model_dump(mode="json", exclude={"methods", "metrics"}) | {"split": split}
     kept["rows"] = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     runs = [sweep.run, *(model.run for model in sweep.models if model.run)]
     kept["inventories"] = [inventory_digest(inventory_folder(run)) for run in runs]
@@ -94,7 +96,7 @@ def main(options: argparse.Namespace) -> None:
         for job, (name, weight) in points.items()
     ]
     write_table(out / "scores.csv", ["method", "weight", *sweep.metrics], lines)
-    title = f"{sweep.task}, {options.split} rows; numbers are λ"
+    title = f"{sweep.task}, {sweep.table or f'{split} rows'}; numbers are λ"
     save_figure(trade_offs(lines, sweep.metrics, title=title), out / "sweep")
     say(f"The scores and figures are in {out}")
 

@@ -128,3 +128,5 @@ def test_a_second_sweep_merges_only_what_is_new(tmp_path: Path, monkeypatch, ref
         path = tmp_path / "other.yaml"
         path.write_text(yaml12.dump(changed | change))
         assert message in refused(sweep.main, path, "--out", tmp_path / "out")
+    again = (tmp_path / "sweep.yaml", "--split", "test", "--out", tmp_path / "out")
+    assert "--split has no effect on the table" in refused(sweep.main, *again)
