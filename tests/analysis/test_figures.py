@@ -18,7 +18,7 @@ from scipy.cluster.hierarchy import leaves_list
 from mttl.analysis.clustering import task_tree
 from mttl.analysis.figures.canvas import INK, save_figure
 from mttl.analysis.figures.catalogue import ablation_map, drawings, layer_parts
-from mttl.analysis.figures.curves import statistics_over_training
+from mttl.analysis.figures.curves import statistics_over_training, trade_offs
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
 from mttl.analysis.figures.task_maps import dendrogram, task_map
 from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
@@ -274,6 +274,20 @@ def test_members_of_a_library_are_the_same_skill_in_every_group(crossfit_view: R
     (_, drawn), *_ = drawings(view)
     assert "skills matched" not in " ".join(words(drawn))
     assert [*ordered, "other"] == [x.get_text() for x in drawn.axes[0].get_xticklabels()]
+
+
+def test_methods_are_curves_in_the_order_of_their_weights() -> None:
+    points = [
+        {"method": name, "weight": weight, "f1": weight / 2, "density": 0.1, "bleu": 1 - weight}
+        for name, weight in (("b", 0.4), ("a", 0.2), ("b", 0.1))
+    ]
+    copying, quality = trade_offs(points, ["f1", "density", "bleu"], title="t").axes
+    assert (copying.get_xlabel(), quality.get_ylabel()) == ("density, %", "f1, %")
+    assert [line.get_xydata().tolist() for line in quality.lines] == [
+        [[80.0, 10.0]],
+        [[90.0, 5.0], [60.0, 20.0]],
+    ]
+    assert [text.get_text() for text in quality.texts] == ["0.2", "0.1", "0.4"]
 
 
 def test_no_two_categories_of_crossfit_look_alike() -> None:

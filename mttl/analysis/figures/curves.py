@@ -96,8 +96,10 @@ def trade_offs(
             own.sort(key=lambda point: point["weight"])
             x, y = ([100 * point[metric] for point in own] for metric in (other, metrics[0]))
             axes.plot(x, y, f"{look.marker}-", color=look.ink, linewidth=1, markersize=4)
-            for point, *at in zip(own, x, y, strict=True):
-                axes.annotate(f"{point['weight']:g}", at, (3, 3), textcoords="offset points")
+            for point, left, up in zip(own, x, y, strict=True):
+                axes.annotate(
+                    f"{point['weight']:g}", (left, up), (3, 3), textcoords="offset points"
+                )
         _tidy(axes, xlabel=f"{other}, %", ylabel=f"{metrics[0]}, %")
         axes.yaxis.set_major_locator(MaxNLocator(5))
     add_legend(figure, (len(metrics) - 1) * (PANEL + SPACE) - SPACE / 2, PANEL, methods)
