@@ -6,7 +6,10 @@ COMMANDS = {name: name for name in FIRST}
 MORE = {
     **{"list": "list_runs", "show": "show"},
     **{name: name for name in ("build", "search", "eval", "score", "sparse", "plot", "ablate")},
-    **{name: name for name in ("merge", "sweep", "fisher", "compose", "library", "convert", "quark")},
+    **{
+        name: name
+        for name in ("merge", "sweep", "fisher", "compose", "library", "convert", "quark")
+    },
     **{"add-tasks": "add_tasks", "merge-task": "merge_task", "import": "import_peft"},
     **{"babyai record": "babyai_record", "babyai film": "babyai_film"},
 }
