@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.packed_weights import is_packed, parts
 from mttl.assembly.model import Built, load_run
-from mttl.checkpoints.inventory_files import check_named
+from mttl.checkpoints.inventory_files import check_named, is_adapted
 from mttl.data.encode import tokenizer_identity
 from mttl.io.errors import ConfigError, TaskError, raised_as
 from mttl.io.reading import read_table
@@ -26,20 +26,25 @@ def load_tasks(
 ) -> tuple[dict[str, Built], dict[str, str]]:
     """Return the models and metrics by task; adapted tasks come before those of the run.
 
-    All models use the skills of other runs ``on``, if given, instead of those of training.
-    Models share equal tensors in memory, so they must not be modified.
+    Folders of adapted tasks may also be other runs. All models use the skills of other runs ``on``,
+    if given, instead of those of training. Models share equal tensors in memory, so they must not
+    be modified.
     """
     check_named(source, adapted)
     models: dict[str, Built] = {}
     metrics: dict[str, str] = {}
     weights: dict[str, list[Tensor]] = {}
-    folders = [(folder, source) for folder in adapted] + ([(source, None)] if source else [])
+    of_runs: set[str] = set()
+    folders = [(folder, source if is_adapted(folder) else None) for folder in adapted]
+    folders += [(source, None)] if source else []
     for folder, run in folders:
         built = load_run(folder, run=run, backbone=backbone, on=on)
         share_weights(built.model, weights)  # before another model is moved to the device
         built.model.to(device_of())
-        if twice := [name for name in built.tasks if name in models and folder != source]:
+        known = of_runs if folder == source else models
+        if twice := [name for name in built.tasks if name in known]:
             raise ConfigError(f"--adapted '{folder}': '{twice[0]}' is loaded twice; remove one")
+        of_runs |= set() if is_adapted(folder) else {*built.tasks}
         models = {name: built for name in built.tasks} | models
         results = Path(folder) / "results.csv"
         if results.is_file():

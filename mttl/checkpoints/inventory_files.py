@@ -47,6 +47,11 @@ def check_named(source: str | None, adapted: Sequence[str]) -> None:
             inventory_folder(folder)
 
 
+def is_adapted(folder: str | Path) -> bool:
+    """Return whether a folder has an adapted task instead of a run."""
+    return SOURCE in read_json(inventory_folder(folder) / "meta.json", CheckpointError, dict)
+
+
 def write_facts(folder: Path, meta: dict[str, Any], tasks: Sequence[str]) -> None:
     """Write task names, facts and checksums of an inventory."""
     write_text(folder / "tasks.json", _json(list(tasks)))

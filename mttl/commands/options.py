@@ -110,9 +110,9 @@ class CommandParser(argparse.ArgumentParser):
         help = "folder of a finished run, instead of the first argument"
         add("--from", dest=dest, metavar="RUN", help=help)
 
-    def add_adapted(self, *, required: bool = False) -> None:
+    def add_adapted(self, *, required: bool = False, more: str = "") -> None:
         """Add ``--adapted`` for adapted tasks of a run, and ``--backbone``."""
-        help = "folders of adapted tasks (from mttl adapt --save)"
+        help = f"folders of adapted tasks (from mttl adapt --save){more}"
         add = self.read.add_argument
         add("--adapted", **LIST, required=required, metavar="DIR", help=help)
         self.add_backbone()

@@ -32,6 +32,8 @@ from mttl.inference.input_table import (
     references_of,
     text_of,
 )
+from mttl.inference.mixture_name import is_combined
+from mttl.inference.predictor import combined
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, TaskError, nearest, raised_as
 from mttl.io.files import write_text
@@ -71,14 +73,15 @@ def prediction_table(options: Namespace) -> None:
     models, of_run = load_tasks(options.source, options.adapted, options.backbone, options.on)
     for built in models.values():
         built.require(answers="mttl predict")
-    asked, lacking = _with_inputs(rows, options, models, place)
+    tasks = _combine(rows, options.task, models, of_run)
+    asked, lacking = _with_inputs(rows, options, models, tasks, place)
     check_questions(asked, place, lacking)
     names = _tasks_of(asked, options.task, models, place)
     for number, (name, row) in enumerate(zip(names, asked, strict=True), 1):
         if name:
             with raised_as(TaskError, f"{place}, row {number}", TaskError):
-                form = models[name].form
-                form.prompt_prefix(name, form.codes_in(name, row))
+                form, own = models[name].form, tasks[name]
+                form.prompt_prefix(own, form.codes_in(own, row))
     n_empty = names.count("")
     if n_empty:  # from an earlier start
         rows = [{name: row[name] for name in row if name != UNANSWERED} for row in rows]
@@ -90,10 +93,10 @@ def prediction_table(options: Namespace) -> None:
     if heads and (chooses or options.search):
         raise ConfigError(
             "tasks with heads neither choose nor generate answers: remove choices, --beams, "
-            "--temperature, --top-p and --max-tokens"
+            "--temperature, --top-p, --max-tokens and --candidates"
         )
     if kind in WORD_FORMATS:
-        check_words(kind, names[0], heads.get(names[0]))
+        check_words(kind, names[0], heads.get(tasks[names[0]]))
     _check_choices(choices, options.search, place, [models.get(name) for name in names])
     metrics = {name: options.metric or [of_run.get(name, "exact")] for name in models}
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
@@ -103,7 +106,7 @@ def prediction_table(options: Namespace) -> None:
     def answer(start: int) -> Answered:
         part = slice(start, start + size)
         torch.manual_seed(options.seed + start)  # the same samples after an interruption
-        found = _answer(asked[part], names[part], choices[part], models, options)
+        found = _answer(asked[part], names[part], choices[part], models, tasks, options)
         if options.out is None:
             both = [row | own for row, own in zip(rows[part], found, strict=True)]
             sys.stdout.write((header if start == 0 else "") + format_rows(both, columns, kind))
@@ -133,7 +136,7 @@ def prediction_table(options: Namespace) -> None:
         done = [row | own for row, own in zip(rows, found, strict=True)]
         if kind in WORD_FORMATS:
             texts, answers = [row["words"] for row in rows], [row[ANSWER] for row in found]
-            write_words(options, kind, heads[names[0]], texts, answers)
+            write_words(options, kind, heads[tasks[names[0]]], texts, answers)
         elif options.out is not None:
             write_text(options.out, header + format_rows(done, columns, kind))
     if hidden:
@@ -144,10 +147,42 @@ def prediction_table(options: Namespace) -> None:
         say(empty, stderr=True)
 
 
+def _combine(
+    rows: Rows, task: str | None, models: dict[str, Built], metrics: dict[str, str]
+) -> dict[str, str]:
+    """Add the mixtures and sums of logits that are named; return the model's task by name."""
+    tasks = {name: name for name in models}
+
+    def find(name: str) -> tuple[Built, str]:
+        if name not in tasks:
+            raise TaskError(f"unknown task '{name}'.{nearest(name, tasks)}")
+        return models[name], name
+
+    for name in dict.fromkeys(str(row.get("task") or task) for row in rows):
+        if is_combined(name):
+            with raised_as(TaskError, f"the task '{name}'", TaskError):
+                model, tasks[name] = combined(name, find)
+            models[name] = model
+            metrics |= {name: metrics[tasks[name]]} if tasks[name] in metrics else {}
+    return tasks
+
+
 def _answer(
-    rows: Rows, names: Sequence[str], choices: Choices, models: Models, options: Namespace
+    rows: Rows,
+    names: Sequence[str],
+    choices: Choices,
+    models: Models,
+    tasks: Mapping[str, str],
+    options: Namespace,
 ) -> Rows:
     """Return the new columns of rows; each model answers its rows in one call."""
+
+    def given_to(model: Built, task: str, row: dict[str, Any]) -> str | dict[str, Any]:
+        """Return a record if further tasks read it, too."""
+        template = None if options.template else model.form.task_templates.get(task)
+        further = model.added or options.rerank
+        return row if further and template and template.fits(row) else text_of(row, "input")
+
     found: Rows = [{} for _ in rows]
     groups: dict[tuple[int, bool], list[int]] = {}
     for place, name in enumerate(names):
@@ -157,9 +192,10 @@ def _answer(
         groups.setdefault((id(models[name]), bool(choices[place])), []).append(place)
     for (_, chooses), places in groups.items():
         model = models[names[places[0]]]
-        given = [names[p] for p in places], [text_of(rows[p], "input") for p in places]
+        own = [tasks[names[p]] for p in places]
+        given = own, [given_to(model, own[n], rows[p]) for n, p in enumerate(places)]
         more: dict[str, Any] = {"batch_size": options.batch_size}
-        more["control"] = [model.form.codes_in(names[p], rows[p]) for p in places]
+        more["control"] = [model.form.codes_in(own[n], rows[p]) for n, p in enumerate(places)]
         if chooses:
             offered = [choices[p] for p in places]
             chosen = model.choose(*given, offered, per_token=options.per_token, **more)
@@ -173,13 +209,15 @@ def _answer(
     return found
 
 
-def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> tuple[Rows, str]:
+def _with_inputs(
+    rows: Rows, options: Namespace, models: Models, tasks: Mapping[str, str], place: str
+) -> tuple[Rows, str]:
     """Return the rows with inputs and right answers by the given or the run's templates.
 
     The text is a template whose columns a row lacks, by default that of the column ``input``.
     """
     given = None if options.template is None else RecordTemplate(input=options.template)
-    known = {name: model.form.task_templates.get(name) for name, model in models.items()}
+    known = {name: model.form.task_templates.get(tasks[name]) for name, model in models.items()}
     alone = next(iter(models)) if len(models) == 1 else None
     asked, lacking = [], "{input}"
     for number, row in enumerate(rows, 1):
@@ -214,7 +252,7 @@ def _check_choices(
     if search and all(given or not model for given, model in zip(choices, models, strict=True)):
         raise ConfigError(
             "every row has choices, so nothing is generated: remove --beams, --temperature, "
-            "--top-p and --max-tokens, or the choices"
+            "--top-p, --max-tokens and --candidates, or the choices"
         )
     checked = set()
     for number, (given, model) in enumerate(zip(choices, models, strict=True), 1):

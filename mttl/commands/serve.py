@@ -20,7 +20,7 @@ from mttl.runtime.libraries import check_libraries
 
 def _declare(parser: CommandParser) -> None:
     parser.add_source(required=False)
-    parser.add_adapted()
+    parser.add_adapted(more=", or of other runs")
     parser.add_address("access")
     add = parser.group("access").add_argument
     add("--api-key", metavar="KEY", help="key that requests must contain ($MTTL_API_KEY, or none)")

@@ -1,12 +1,5 @@
-"""Likelihoods of several answers to a prompt, with the prompt computed once.
+"""Likelihoods of several answers to a prompt, with the prompt computed once where possible."""
 
-Shared are the encoder states, or the cached keys and values of a decoder-only model. All answers of
-a batch are computed together; the rows of an example follow each other as in beam search. The
-prompt is repeated instead for models that route tokens, are compiled, keep a recurrent state or
-take no positions, for prompt skills, and for decoder-only models in training.
-"""
-
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,24 +8,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
-from transformers.modeling_outputs import BaseModelOutput
 
-from mttl.data.collate import TrainCollator, pad, pad_id_of, padded_inputs
+from mttl.data.collate import pad, pad_id_of
 from mttl.data.encode import TextEncoder
+from mttl.inference.read_prompts import Ids, ReadPrompts, repeated_logits, shares_prompts
 from mttl.inference.task_options import choice_ids
 from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
-from mttl.models.generation import cache_argument
-from mttl.models.teacher_forcing import at_places, forced_logits, places_of, run_at
-from mttl.routing.context import Routing
+from mttl.models.teacher_forcing import at_places, places_of
 from mttl.routing.token.masks import IGNORED
-from mttl.skills.inputs.prompt import SkilledEmbedding
 from mttl.skills.skilled_model import SkilledModel
 
 # Maximum answers computed together.
 MOST_ROWS = 512
-
-Ids = Sequence[int]
 
 
 @torch.no_grad()
@@ -87,23 +75,11 @@ def option_losses(
     n = max(map(len, options))
     filled = [ids for own in options for ids in (*own, *[own[0]] * (n - len(own)))]
     labels = pad(filled, IGNORED).to(task_ids.device)
-    compute = _shared if _shares(model) else _repeated
+    compute = _shared if shares_prompts(model) else _repeated
     losses = compute(model, task_ids, prompts, labels, pad_id).view(len(prompts), n, -1)
     real = torch.tensor([[place < len(own) for place in range(n)] for own in options])
     counted = (labels != IGNORED).view_as(losses) & real.to(labels.device)[..., None]
     return losses * counted, counted
-
-
-def _shares(model: SkilledModel) -> bool:
-    backbone: Any = model.backbone
-    if model.routes_tokens or backbone._compiled_call_impl is not None:
-        return False
-    if not is_decoder_only(backbone):
-        return True
-    prompted = any(isinstance(module, SkilledEmbedding) for module in backbone.modules())
-    positions = "position_ids" in inspect.signature(backbone.forward).parameters
-    stateful = getattr(backbone, "_is_stateful", False)
-    return positions and not (prompted or stateful or torch.is_grad_enabled())
 
 
 def _repeated(
@@ -113,19 +89,7 @@ def _repeated(
     labels: Int[Tensor, "Bn L"],
     pad_id: int,
 ) -> Float[Tensor, "Bn L"]:
-    """Run the model on every prompt with every answer, as in training."""
-    n = len(labels) // len(prompts)
-    rows = [
-        {"input_ids": prompts[place // n], "labels": own[own != IGNORED].tolist(), "task_id": task}
-        for place, (own, task) in enumerate(
-            zip(labels, task_ids.repeat_interleave(n).tolist(), strict=True)
-        )
-    ]
-    collate = TrainCollator(pad_id, is_decoder_only(model.backbone))
-    batch = {name: value.to(labels.device) for name, value in collate(rows).items()}
-    with model.slot.use(model.route(batch["task_ids"], inputs=batch)):
-        logits, targets, places = forced_logits(model.backbone, batch)
-    return _placed(logits, targets.flatten()[places], labels)
+    return _placed(*repeated_logits(model, task_ids, prompts, labels, pad_id), labels)
 
 
 def _shared(
@@ -136,67 +100,17 @@ def _shared(
     pad_id: int,
 ) -> Float[Tensor, "Bn L"]:
     """Compute every prompt once, then all its answers."""
-    decoder_only = is_decoder_only(model.backbone)
-    padded = padded_inputs(prompts, pad_id, left=decoder_only)
-    inputs = {name: value.to(labels.device) for name, value in padded.items()}
-    routing = model.route(
-        task_ids,
-        inputs=inputs,
-        expansion=len(labels) // len(prompts),
-        reuse_merged=not torch.is_grad_enabled(),
-    )
-    read = _after_a_cache if decoder_only else _after_an_encoder
-    return read(model, routing, inputs, labels, pad_id)
-
-
-def _after_an_encoder(
-    model: SkilledModel, routing: Routing, inputs: dict[str, Tensor], labels: Tensor, pad_id: int
-) -> Tensor:
-    backbone: Any = model.backbone
-    n, places = routing.expansion, places_of(labels)
-    with model.slot.use(routing):
-        states = backbone.get_encoder()(**inputs).last_hidden_state
-        logits, _ = run_at(
-            backbone,
-            places,
-            encoder_outputs=BaseModelOutput(last_hidden_state=states.repeat_interleave(n, 0)),
-            attention_mask=inputs["attention_mask"].repeat_interleave(n, 0),
-            decoder_input_ids=backbone.prepare_decoder_input_ids_from_labels(labels=labels),
-            use_cache=False,
-        )
-    return _placed(logits, labels.flatten()[places], labels)
-
-
-def _after_a_cache(
-    model: SkilledModel, routing: Routing, inputs: dict[str, Tensor], labels: Tensor, pad_id: int
-) -> Tensor:
-    backbone, mask = model.backbone, inputs["attention_mask"]
-    n, length = routing.expansion, mask.shape[1]
-    lasts = torch.arange(1, len(mask) + 1, device=mask.device) * length - 1
-    with model.slot.use(routing):
-        positions = (mask.cumsum(1) - 1).clamp_min(0)
-        logits, found = run_at(backbone, lasts, **inputs, position_ids=positions, use_cache=True)
-        first = functional.cross_entropy(
-            logits.float().repeat_interleave(n, 0), labels[:, 0], reduction="none"
-        )
-        if labels.shape[1] == 1:
-            return first[:, None]
-        cache = getattr(found, cache_argument(backbone))
-        cache.batch_repeat_interleave(n)
-        before, after = labels[:, :-1], labels[:, 1:]
-        written = before != IGNORED
-        step = torch.arange(before.shape[1], device=mask.device)
-        places = places_of(after)
-        logits, _ = run_at(
-            backbone,
-            places,
-            input_ids=before.masked_fill(~written, pad_id),
-            attention_mask=torch.cat([mask.repeat_interleave(n, 0), written.to(mask)], 1),
-            position_ids=mask.sum(1).repeat_interleave(n, 0)[:, None] + step,
-            use_cache=True,
-            **{cache_argument(backbone): cache},
-        )
-    return torch.cat([first[:, None], _placed(logits, after.flatten()[places], after)], 1)
+    read = ReadPrompts(model, task_ids, prompts, len(labels) // len(prompts), pad_id)
+    if read.first is None:
+        places = places_of(labels)
+        return _placed(read.read(labels, places), labels.flatten()[places], labels)
+    first = functional.cross_entropy(read.first, labels[:, 0], reduction="none")
+    if labels.shape[1] == 1:
+        return first[:, None]
+    after = labels[:, 1:]
+    places = places_of(after)
+    rest = _placed(read.read(labels[:, :-1], places), after.flatten()[places], after)
+    return torch.cat([first[:, None], rest], 1)
 
 
 def _placed(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from lightning_fabric.plugins import Precision
@@ -16,11 +16,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import pad_id_of, padded_inputs
-from mttl.data.encode import PromptPrefix, TextEncoder
+from mttl.data.encode import PromptPrefix, TextEncoder, tokenizer_identity
 from mttl.data.headed import HeadedCollator, HeadedEncoder
 from mttl.data.prompt_form import PromptForm
 from mttl.heads.task_heads import TaskHeads
+from mttl.inference.logit_sum import AddedLogits, LogitSum
+from mttl.inference.mixture_name import LOGITS, is_combined, shares_of
 from mttl.inference.option_scores import option_scores
+from mttl.inference.read_prompts import Ids
+from mttl.inference.reranking import asked_about
 from mttl.inference.task_options import OptionChoice, check_choices, choice_ids
 from mttl.io.errors import TaskError, nearest, raised_as
 from mttl.models.backbone import is_decoder_only
@@ -56,11 +60,13 @@ def answer_texts(
 
     Texts of similar length share a batch; their prefixes, in ``prompt_prefixes``, are kept if long
     texts are truncated at the start. ``generate`` receives the indices of a batch's rows and the
-    arguments of a model's ``generate``, including ``settings``. ``on_rows`` is called with the size
-    of every answered batch.
+    arguments of a model's ``generate``, including ``settings``. With ``num_return_sequences=n``,
+    each text has n consecutive answers. ``on_rows`` is called with the size of every answered
+    batch.
     """
     prompts = encoder.prompts(texts, prompt_prefixes)
-    answers = [""] * len(prompts)
+    n = settings.get("num_return_sequences", 1)
+    answers = [""] * (len(prompts) * n)
     for rows in batches_by_length([len(prompt) for prompt in prompts], batch_size):
         batch = padded_inputs(
             [prompts[row] for row in rows], pad_id_of(encoder.tokenizer), left=decoder_only
@@ -72,8 +78,8 @@ def answer_texts(
             decoder_only=decoder_only,
             **settings,
         )
-        for row, answer in zip(rows, found, strict=True):
-            answers[row] = answer
+        for place, row in enumerate(rows):
+            answers[row * n : (row + 1) * n] = found[place * n : (place + 1) * n]
         on_rows(len(rows))
     return answers
 
@@ -90,6 +96,8 @@ class Predictor:
         search: Generation settings, from `mttl.models.generation.search_settings`.
         per_token: Rank answers by the mean instead of the sum over their tokens.
         precision: Numerical precision; by default single.
+        weight: Weight of the logits, if those of other tasks are added (`with_logits`).
+        added: Tasks whose logits are added.
     """
 
     model: SkilledModel
@@ -99,6 +107,8 @@ class Predictor:
     search: Mapping[str, Any]
     per_token: bool = True
     precision: Precision = field(default_factory=Precision)
+    weight: float = 1.0
+    added: tuple["WeightedTask", ...] = ()
 
     def task_ids(self, names: Sequence[str]) -> torch.Tensor:
         """Return the ids of tasks by name, shape (B,).
@@ -136,6 +146,35 @@ class Predictor:
             model.heads = TaskHeads([model.heads.of_task[self.tasks.index(first)]])
         return replace(self, model=model, tasks=(first,))
 
+    def with_logits(self, *added: tuple["Predictor", str, float], weight: float = 1.0) -> Self:
+        """Return a model that adds the logits of other tasks to its own in generation.
+
+        Each task reads records with its own template and prefix, or the same text with its prefix.
+        The model's task determines the search; its settings that change scores, such as
+        ``repetition_penalty``, change only its own. See `mttl.inference.logit_sum`.
+
+        Args:
+            *added: A model, its task and the weight of its logits, which may be negative.
+            weight: Weight of the model's own logits.
+
+        Raises:
+            TaskError: If a task is unknown, has a head or another vocabulary or end of answers, or
+                the weight is not above 0.
+        """
+        if not 0 < weight < math.inf:
+            raise TaskError(f"the weight of the first task ({weight:g}) must be above 0")
+        own = tokenizer_identity(self.tokenizer), self.encoder.answers([""])
+        for run, task, _ in added:
+            run.task_ids([task])
+            if run.form.task_heads or self.form.task_heads:
+                raise TaskError("tasks with heads and raw text have no logits of answers to add")
+            if (tokenizer_identity(run.tokenizer), run.encoder.answers([""])) != own:
+                raise TaskError(
+                    f"the logits of '{task}' cannot be added: its model has another tokenizer or "
+                    "ends answers differently; combine models with one tokenizer and template"
+                )
+        return replace(self, weight=weight, added=tuple(WeightedTask(*one) for one in added))
+
     @property
     def unmixed(self) -> str:
         """Reason why routing weights of tasks cannot be mixed; empty if they can."""
@@ -156,6 +195,8 @@ class Predictor:
         control: Codes | list[Codes | None] | None = None,
         batch_size: int = 64,
         on_rows: Callable[[int], object] = lambda n: None,
+        candidates: int = 1,
+        rerank: Mapping[str, float] | None = None,
         **search: Any,
     ) -> list[str]:
         """Return answers to texts, as in evaluation; the model is left in evaluation mode.
@@ -164,13 +205,18 @@ class Predictor:
 
         Args:
             tasks: Task of all texts, a task for each, or a `mixture` such as ``{"a": 0.7, "b":
-                0.3}`` for all.
+                0.3}`` or ``"mix:a=0.7,b=0.3"`` for all. ``"logits:a=1,b=-0.5"`` adds logits
+                (`with_logits`).
             texts: Inputs without the task prefix, or records with the columns of the task's file.
             control: Codes by metric of a controlled task, such as ``{"knowledge_f1": 1}``, or a
                 list with those of each text; by default those in the column ``control`` of
                 records, or the highest.
             batch_size: Texts per batch.
             on_rows: Function called after each batch with its size.
+            candidates: Answers generated for each text, of which the most probable is returned.
+                They are beams, or samples with ``do_sample=True``.
+            rerank: Weights of further tasks in choosing the answer; needs records. See
+                `mttl.inference.reranking`.
             **search: Arguments of ``generate`` of transformers that override the run's settings:
                 ``num_beams=4``, ``do_sample=True, temperature=0.7``, ``max_new_tokens=200``.
 
@@ -186,15 +232,19 @@ class Predictor:
         if search.get("num_return_sequences", 1) != 1:
             n = search["num_return_sequences"]
             raise ValueError(f"num_return_sequences ({n}) must be 1: each text has one answer")
-        if isinstance(tasks, Mapping):
-            model = self.mixture(tasks)
+        if (both := self._combined(tasks)) is not None:
+            model, task = both
             options = {"batch_size": batch_size, "on_rows": on_rows, "control": control, **search}
-            return model.predict(model.tasks[0], texts, **options)
+            return model.predict(task, texts, candidates=candidates, rerank=rerank, **options)
+        if self.added and candidates > 1:
+            raise TaskError("candidates cannot be ranked by a sum of logits; use one task")
+        self.task_ids([*(rerank or ())])
         names, inputs, prefixes, task_ids = self._asked(tasks, texts, control)
         if self.model.heads is not None:
             rows = [row for row, _ in self.headed_rows(names, inputs)]
             return self.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
-        options = {} if search else self.form.task_options
+        generates = search or self.added or candidates > 1
+        options = {} if generates else self.form.task_options
         codes = control if isinstance(control, list) else [control] * len(texts)
         found: dict[int, str] = {}
         if ranked := [place for place, name in enumerate(names) if name in options]:
@@ -210,8 +260,17 @@ class Predictor:
             on_rows(len(ranked))
         if rest := [place for place in range(len(names)) if place not in found]:
             self.model.eval()
+            added, settings = self._added_prompts(texts, inputs), {**self.search, **search}
+            if candidates > 1:  # `rest` are all rows
+                settings["num_return_sequences"] = candidates
+                if settings["num_beams"] > 1 or not settings.get("do_sample"):
+                    settings["num_beams"] = max(settings["num_beams"], candidates)
             answers = answer_texts(
-                lambda rows, **inputs: self.generate(task_ids[rest][rows], **inputs),
+                lambda rows, **inputs: self.generate(
+                    task_ids[rest][rows],
+                    added=[[prompts[row] for row in rows] for prompts in added],
+                    **inputs,
+                ),
                 self.encoder,
                 [prefixes[place].text + inputs[place] for place in rest],
                 prompt_prefixes=[prefixes[place] for place in rest],
@@ -219,8 +278,12 @@ class Predictor:
                 device=self.device,
                 batch_size=batch_size,
                 on_rows=on_rows,
-                **{**self.search, **search},
+                **settings,
             )
+            if candidates > 1:
+                each = [answers[i : i + candidates] for i in range(0, len(answers), candidates)]
+                given = task_ids, self.prompts(inputs, prefixes)
+                answers = self._best(names, texts, given, each, rerank or {}, batch_size)
             found |= zip(rest, answers, strict=True)
         return [found[place] for place in range(len(names))]
 
@@ -257,8 +320,18 @@ class Predictor:
             on_rows(len(places))
         return [found[place] for place in range(len(rows))]
 
-    def generate(self, task_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
-        """Generate ids in the run's precision, like ``generate`` of transformers."""
+    def generate(
+        self, task_ids: torch.Tensor, *, added: Sequence[Sequence[Ids]] = (), **inputs: Any
+    ) -> torch.Tensor:
+        """Generate ids in the run's precision, like ``generate`` of transformers.
+
+        ``added`` are the prompts of each of the tasks whose logits are added.
+        """
+        if added:
+            parts = [part.reading(prompts) for part, prompts in zip(self.added, added, strict=True)]
+            start = inputs["input_ids"].shape[1] if self.decoder_only else 1
+            summed = LogitSum(self.weight, parts, start)
+            inputs["logits_processor"] = [summed, *inputs.get("logits_processor", ())]
         with self.precision.forward_context():
             return self.model.generate(task_ids, **inputs)
 
@@ -288,10 +361,12 @@ class Predictor:
             TaskError: If a task is unknown, the numbers differ, or a text has less than two
                 different choices after truncation to the answer length of training.
         """
-        if isinstance(tasks, Mapping):
-            model = self.mixture(tasks)
+        if (both := self._combined(tasks)) is not None:
+            model, task = both
             options = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
-            return model.choose(model.tasks[0], texts, choices, control=control, **options)
+            return model.choose(task, texts, choices, control=control, **options)
+        if self.added:
+            raise TaskError("a sum of logits generates answers and cannot choose; name one task")
         _, inputs, prefixes, task_ids = self._asked(tasks, texts, control)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
@@ -306,8 +381,7 @@ class Predictor:
         ids = [known[tuple(own)] for own in of_each]
         if not ids:
             return []
-        questions = [prefix.text + text for prefix, text in zip(prefixes, inputs, strict=True)]
-        prompts = self.encoder.prompts(questions, prefixes)
+        prompts = self.prompts(inputs, prefixes)
         sizes = {"per_token": per_token, "batch_size": batch_size}
         return self.choose_encoded(task_ids, prompts, ids, **sizes, on_rows=on_rows)
 
@@ -322,8 +396,30 @@ class Predictor:
         on_rows: Callable[[int], object] = lambda n: None,
     ) -> list[OptionChoice]:
         """Choose as `choose` does, given encoded prompts, and the `choice_ids` of each."""
+        options = [list(own.values()) for own in ids]
+        sizes = {"per_token": per_token, "batch_size": batch_size}
+        scores = self.option_scores(task_ids, prompts, options, **sizes, on_rows=on_rows)
+        return [
+            OptionChoice.among(dict(zip(own, values, strict=True)))
+            for own, values in zip(ids, scores, strict=True)
+        ]
+
+    def option_scores(
+        self,
+        task_ids: torch.Tensor,
+        prompts: Sequence[Ids],
+        ids: Sequence[Sequence[Ids]],
+        *,
+        per_token: bool = False,
+        batch_size: int = 64,
+        on_rows: Callable[[int], object] = lambda n: None,
+    ) -> list[list[float]]:
+        """Return the log-probability of each answer to each prompt, in the run's precision.
+
+        Arguments are those of `mttl.inference.option_scores.option_scores`, and of `choose`.
+        """
         self.model.eval()
-        found: list[OptionChoice] = [OptionChoice("", {})] * len(prompts)
+        found: list[list[float]] = [[]] * len(prompts)
         n_prompts = max(1, batch_size // max(map(len, ids)))
         for rows in batches_by_length([len(prompt) for prompt in prompts], n_prompts):
             with self.precision.forward_context():
@@ -331,12 +427,12 @@ class Predictor:
                     self.model,
                     task_ids[rows],
                     [prompts[row] for row in rows],
-                    [list(ids[row].values()) for row in rows],
+                    [ids[row] for row in rows],
                     pad_id=pad_id_of(self.tokenizer),
                     per_token=per_token,
                 )
             for row, own in zip(rows, scores, strict=True):
-                found[row] = OptionChoice.among(dict(zip(ids[row], own, strict=True)))
+                found[row] = own
             on_rows(sum(len(ids[row]) for row in rows))
         return found
 
@@ -354,13 +450,12 @@ class Predictor:
         """Return a function of one or several texts or records, with options of `predict`.
 
         Args:
-            task: Task, or a `mixture`.
+            task: Task, or several as for `predict`.
 
         Raises:
             TaskError: If the task is unknown.
         """
-        model = self.mixture(task) if isinstance(task, Mapping) else self
-        name = task if isinstance(task, str) else model.tasks[0]
+        model, name = self._combined(task) or (self, task)
         self.task_ids([name])
 
         def answer(texts: str | Record | Sequence[str | Record], **options: Any) -> str | list[str]:
@@ -369,6 +464,61 @@ class Predictor:
             return answers[0] if one else answers
 
         return answer
+
+    def _combined(self, tasks: Any) -> tuple[Self, str] | None:
+        """Return the model of a mixture or sum, and the task to give it; None for other tasks."""
+        if isinstance(tasks, Mapping):
+            model = self.mixture(tasks)
+            return model, model.tasks[0]
+        if isinstance(tasks, str) and is_combined(tasks):
+            return combined(tasks, lambda task: (self, task))
+        return None
+
+    def prompts(self, inputs: Sequence[str], prefixes: Sequence[PromptPrefix]) -> list[list[int]]:
+        """Return the ids of inputs after their prefixes."""
+        pairs = zip(inputs, prefixes, strict=True)
+        return self.encoder.prompts([own.text + text for text, own in pairs], prefixes)
+
+    def _added_prompts(
+        self, given: Sequence[str | Record], inputs: Sequence[str]
+    ) -> list[list[list[int]]]:
+        """Return the prompts of the added tasks, from their templates where they have any."""
+        found = []
+        for run, task, _ in self.added:
+            own = [
+                run.form.filled(task, text, f"text {number}")
+                if isinstance(text, Mapping) and task in run.form.task_templates
+                else input
+                for number, (text, input) in enumerate(zip(given, inputs, strict=True), 1)
+            ]
+            found.append(run.prompts(own, [run.form.prompt_prefix(task)] * len(own)))
+        return found
+
+    def _best(
+        self,
+        tasks: Sequence[str],
+        records: Sequence[str | Record],
+        given: tuple[torch.Tensor, Sequence[Ids]],
+        candidates: Sequence[Sequence[str]],
+        weights: Mapping[str, float],
+        batch_size: int,
+    ) -> list[str]:
+        """Return the best candidate of each row, ``given`` the ids of tasks and prompts.
+
+        See `mttl.inference.reranking`.
+        """
+        rows = [list(dict.fromkeys(filter(None, own))) or [""] for own in candidates]
+        ids = [self.encoder.answers(own) for own in rows]
+        totals = self.option_scores(*given, ids, batch_size=batch_size)
+        for task, weight in weights.items():
+            pairs = asked_about(self.form, task, tasks, records, rows)
+            prefixes = [self.form.prompt_prefix(task)] * len(pairs)
+            prompts = self.prompts([text for text, _ in pairs], prefixes)
+            ids = [[own] for own in self.encoder.answers([answer for _, answer in pairs])]
+            own_ids = self.task_ids([task] * len(pairs)).to(self.device)
+            scores = iter(self.option_scores(own_ids, prompts, ids, batch_size=batch_size))
+            totals = [[total + weight * next(scores)[0] for total in own] for own in totals]
+        return [own[total.index(max(total))] for own, total in zip(rows, totals, strict=True)]
 
     def _asked(
         self, tasks: str | Sequence[str], texts: Sequence[str | Record], control: Any
@@ -419,3 +569,39 @@ class Predictor:
     def device(self) -> torch.device:
         """Device of the model."""
         return next(self.model.parameters()).device
+
+
+class WeightedTask(NamedTuple):
+    """A task of a model, with a weight."""
+
+    run: Predictor
+    task: str
+    weight: float
+
+    def reading(self, prompts: Sequence[Ids]) -> AddedLogits:
+        """Return the logits of the task after prompts."""
+        run = self.run
+        run.model.eval()
+        own = {"pad_id": pad_id_of(run.tokenizer), "precision": run.precision}
+        return AddedLogits(
+            run.model, int(run.task_ids([self.task])), prompts, weight=self.weight, **own
+        )
+
+
+Model = TypeVar("Model", bound=Predictor)
+
+
+def combined(name: str, find: Callable[[str], tuple[Model, str]]) -> tuple[Model, str]:
+    """Return the model of a mixture or a sum of logits by its name, and the task to give it.
+
+    ``find`` returns the model of a task in the name, and the task's name there. Raises a
+    `TaskError` if the name is malformed or the tasks cannot be combined.
+    """
+    parts = [WeightedTask(*find(task), weight) for task, weight in shares_of(name).items()]
+    run, task = find(next(iter(shares_of(name))))
+    if name.startswith(LOGITS):
+        return run.with_logits(*parts[1:], weight=parts[0].weight), task
+    if any(part.run is not run for part in parts):
+        raise TaskError("tasks of different models cannot be mixed")
+    mixed = run.mixture({part.task: part.weight for part in parts})
+    return mixed, mixed.tasks[0]

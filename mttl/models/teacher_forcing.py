@@ -27,14 +27,18 @@ def forced_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tenso
         return {name: batch[name] for name in ("input_ids", "position_ids")}
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     if not (is_decoder_only(model) or is_encoder(model)):
-        given: Any = model
-        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            shifted = given.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
-        else:  # M2M100, NLLB and Blenderbot
-            ids = given.config.pad_token_id, given.config.decoder_start_token_id
-            shifted = shift_tokens_right(batch["labels"], *ids)
-        inputs["decoder_input_ids"] = shifted
+        inputs["decoder_input_ids"] = shifted(model, batch["labels"])
     return inputs
+
+
+def shifted(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """Return the input of an encoder–decoder's decoder: a start token, and all but the last ids."""
+    given: Any = model
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return given.prepare_decoder_input_ids_from_labels(labels=labels)
+    # M2M100, NLLB and Blenderbot
+    ids = given.config.pad_token_id, given.config.decoder_start_token_id
+    return shift_tokens_right(labels, *ids)
 
 
 def targets_of(model: nn.Module, labels: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:

@@ -43,6 +43,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     start = inputs["input_ids"].shape[1] if decoder_only else 1
     settings: dict[str, Any] = {name: x.to(predictor.device) for name, x in inputs.items()}
     settings |= {**predictor.search, "max_new_tokens": max(row.most_tokens for row in wanted)}
+    settings["added"] = [*zip(*(row.added for row in wanted), strict=True)]
     ends = tokens_at_end(predictor, "eos_token_id")
     answers = [StreamDecoder(row, predictor.tokenizer, ends) for row in wanted]
     predictor.model.eval()
@@ -78,7 +79,8 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
     settings.pop("length_penalty", None)  # only for beams
     backbone: Any = predictor.model.backbone
     with ExitStack() as hooks:
-        if own_settings(backbone.generation_config).keys() - settings.keys():
+        changed = own_settings(backbone.generation_config).keys() - settings.keys()
+        if changed and not predictor.added:
             hooks.callback(backbone.register_forward_hook(choice.read).remove)
         predictor.generate(task_ids, **settings)
 

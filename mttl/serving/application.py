@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mttl.inference.mixture_name import MIXTURE, shares_of
+from mttl.inference.mixture_name import is_combined
+from mttl.inference.predictor import Predictor, combined
 from mttl.io.errors import MttlError, TaskError, nearest
 from mttl.io.reading import parse_json
 from mttl.serving.generation_request import GenerationRequest, Piece
@@ -90,7 +91,8 @@ class Service:
         key: str | None = None,
     ) -> None:
         self.tasks, self.queue, self.most_bytes, self.seconds = tasks, queue, most_bytes, seconds
-        self.mixtures = lru_cache(64)(self._mixture)  # requests for one mixture share batches
+        # Requests for one mixture or sum share batches.
+        self.combinations = lru_cache(64)(self._combination)
         self._key = None if key is None else key.strip()  # key files end with a line break
         self._since = int(time.time())
 
@@ -117,28 +119,30 @@ class Service:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "mttl"}
 
     def task(self, name: str) -> ServedTask:
-        """Return the task or mixture with a name; raises an `ApiError` if it is unknown."""
+        """Return the task, mixture or sum of logits; raises an `ApiError` for unknown names."""
         if name not in self.tasks:
-            if name.startswith(MIXTURE):
-                return self.mixtures(name)
+            if is_combined(name):
+                return self.combinations(name)
             problem = f"there is no model '{name}'.{nearest(name, self.tasks)} Models are tasks: "
             problem += ", ".join(self.tasks)
             raise ApiError(404, problem, param="model", code="model_not_found")
         return self.tasks[name]
 
-    def _mixture(self, name: str) -> ServedTask:
-        """Return a mixture of tasks of one model."""
+    def _combination(self, name: str) -> ServedTask:
+        """Return a mixture of tasks, or a sum of their logits."""
+
+        def find(task: str) -> tuple[Predictor, str]:
+            return (served := self.task(task)).predictor, served.name
+
         try:
-            shares = shares_of(name)
-            parts = [self.task(task) for task in shares]
-            first = parts[0]
-            if any(task.predictor is not first.predictor for task in parts):
-                raise TaskError("tasks of different models cannot be mixed")
-            named = zip((task.name for task in parts), shares.values(), strict=True)
-            mixed = first.predictor.mixture(dict(named))
+            predictor, task = combined(name, find)
         except TaskError as error:
             raise ApiError(400, f"'{name}': {error}", param="model") from error
-        return replace(first, name=mixed.tasks[0], predictor=mixed)
+        return replace(next(iter(self.tasks.values())), name=task, predictor=predictor)
+
+    def _label(self, name: str) -> str:
+        """Return the name of a model in metrics."""
+        return name if name in self.tasks else f"{name.partition(':')[0]}:"
 
     async def check_key(self, request: Request) -> None:
         """Raise an `ApiError` if the key is missing or wrong."""
@@ -156,16 +160,22 @@ class Service:
         """Answer text prompts, or one chat."""
         asked = parse_request(kind, await self.body(request))
         task = await asyncio.to_thread(self.task, asked.model)
-        request.state.model = asked.model if asked.model in self.tasks else MIXTURE
-        prefix = task.prompt_prefix(asked.control)
-        if isinstance(asked, ChatRequest):
-            form, given = task.predictor.form, asked.control
-            question, prefix = conversation(asked.messages, form, task.name, given)
-            prompts, n_lost = await asyncio.to_thread(task.encode, [question], prefix)
-        else:
-            prompts, n_lost = await asyncio.to_thread(task.encode, asked.prompt, prefix)
+        request.state.model = self._label(asked.model)
+
+        def encoded(task: ServedTask, codes: Any) -> tuple[list[list[int]], int]:
+            prefix = task.prompt_prefix(codes)
+            if isinstance(asked, CompletionRequest):
+                return task.encode(asked.prompt, prefix)
+            form = task.predictor.form
+            question, prefix = conversation(asked.messages, form, task.name, codes)
+            return task.encode([question], prefix)
+
+        # Tasks whose logits are added have their highest codes.
+        read = [(task, asked.control), *((one, None) for one in task.added)]
+        each = [await asyncio.to_thread(encoded, *own) for own in read]
+        n_lost, (prompts, *added) = sum(lost for _, lost in each), [ids for ids, _ in each]
         pieces, send = arrivals()
-        wanted = task.wanted(asked, prompts, send)
+        wanted = task.wanted(asked, prompts, send, added)
         self.queue.put(task.predictor, wanted)
         arriving = self.arriving(request, pieces, wanted)
         reply = Reply(
@@ -191,7 +201,7 @@ class Service:
         body = await self.body(request)
         asked = parse_part(InferenceRequest, body)
         task = await asyncio.to_thread(self.task, name)
-        request.state.model = name if name in self.tasks else MIXTURE
+        request.state.model = self._label(name)
         rows, n_lost = await asyncio.to_thread(task.headed, asked.inputs)
         kind = task.predictor.form.task_heads[task.name].kind
         entries = response_form(kind, asked.parameters)

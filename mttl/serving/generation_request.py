@@ -31,6 +31,7 @@ class GenerationRequest:
 
     task_id: int  # id in its model
     prompt: Sequence[int]  # ids of the formatted prompt
+    added: Sequence[Sequence[int]] = ()  # the prompts of tasks whose logits are added
     most_tokens: int  # maximum length of the answer, end token included
     n_beams: int = 1  # with several, the answer is sent as one piece
     n_positions: int | None = None  # maximum of prompt and answer together; None: unlimited

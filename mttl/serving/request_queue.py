@@ -82,7 +82,8 @@ class _Waiting(NamedTuple):
 def _fit(batch: Sequence[_Waiting]) -> bool:
     """Return whether a batch fits into the model's maximum number of positions."""
     rows = [waiting.wanted for waiting in batch]
-    longest = max(len(row.prompt) for row in rows) + max(row.most_tokens for row in rows)
+    prompts = (ids for row in rows for ids in (row.prompt, *row.added))
+    longest = max(map(len, prompts)) + max(row.most_tokens for row in rows)
     return rows[0].n_positions is None or longest <= rows[0].n_positions
 
 

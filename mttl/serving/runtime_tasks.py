@@ -68,7 +68,7 @@ def add_loading(
             raise ApiError(400, f"'{name}' was not loaded at run time", param="lora_name")
         loaded.remove(name)
         del service.tasks[name]  # accepted requests are still answered
-        service.mixtures.cache_clear()
+        service.combinations.cache_clear()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     for answer in (load, unload):

@@ -1,9 +1,9 @@
 """A served task: conversion of requests to generation requests."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 from mttl.data.encode import PromptPrefix
 from mttl.data.prompt_form import PromptForm
@@ -39,6 +39,11 @@ class ServedTask:
             return self.predictor.form.prompt_prefix(self.name, control)
         except TaskError as error:
             raise ApiError(400, str(error), param=CONTROL) from error
+
+    @property
+    def added(self) -> list[Self]:
+        """The tasks whose logits are added."""
+        return [replace(self, name=task, predictor=run) for run, task, _ in self.predictor.added]
 
     def encode(
         self, questions: Sequence[str], prompt_prefix: PromptPrefix | None = None
@@ -97,12 +102,13 @@ class ServedTask:
         request: CompletionRequest | ChatRequest,
         prompts: Sequence[Sequence[int]],
         send: Callable[[int, Piece], object],
+        added: Sequence[Sequence[Sequence[int]]] = (),
     ) -> list[GenerationRequest]:
         """Return the requested answers, ``n`` for each input.
 
         A task with options answers one of them, unless the request samples, asks for
         log-probabilities or has earlier turns. ``send`` receives the pieces of each answer, with
-        its index.
+        its index. ``added`` are the prompts of the `added` tasks.
         """
         if (n_wanted := len(prompts) * request.n) > MOST_ANSWERS:
             problem = f"{len(prompts)} inputs with n={request.n} need {n_wanted} answers"
@@ -113,10 +119,13 @@ class ServedTask:
             several = any(message.role == "assistant" for message in request.messages)
         usual, decoder_only = self.predictor.search["max_new_tokens"], self.predictor.decoder_only
         most_tokens, allowed = asked or usual, max(self.most_tokens, usual)
-        config = self.predictor.model.backbone.config
-        n_positions = getattr(config, "max_position_embeddings", None)
+        runs = [self.predictor, *(one.predictor for one in self.added)]
+        configs = [run.model.backbone.config for run in runs]
+        known = [getattr(config, "max_position_embeddings", None) for config in configs]
+        n_positions = min(filter(None, known), default=None)
         if n_positions is not None:
-            n_before = max(map(len, prompts)) if decoder_only else 0
+            n_before = max(len(ids) for own in (prompts, *added) for ids in own)
+            n_before = n_before if decoder_only else 0
             allowed = min(allowed, n_positions - n_before)
         if most_tokens > allowed:
             problem = f"max_tokens ({most_tokens}) must be at most {allowed} for this input"
@@ -124,7 +133,7 @@ class ServedTask:
         temperature = request.temperature
         if temperature is None:  # OpenAI's default if top_p is given; otherwise the run's search
             temperature = 0.0 if request.top_p is None else 1.0
-        generates = temperature > 0 or request.n_logprobs is not None or several
+        generates = temperature > 0 or request.n_logprobs is not None or several or bool(added)
         n_beams = 1 if temperature > 0 else self.predictor.search["num_beams"]
         if n_beams > 1 and request.n_logprobs is not None:
             problem = f"no logprobs for the {n_beams} beams of the run; set a temperature above 0"
@@ -141,14 +150,16 @@ class ServedTask:
             "stream": request.stream,
             "options": {} if generates else self.options,
         }
+        rows = zip(prompts, *added, strict=True)
         return [
             GenerationRequest(
                 prompt=prompt,
+                added=others,
                 seed=None if request.seed is None else f"{request.seed}/{place}",
                 send=partial(send, place),
                 **settings,
             )
-            for place, prompt in enumerate(own for own in prompts for _ in range(request.n))
+            for place, (prompt, *others) in enumerate(own for own in rows for _ in range(request.n))
         ]
 
 

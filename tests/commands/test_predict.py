@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import mttl
+from helpers.gyms import TASKS, make_run, write_gym
 from helpers.new_tasks import train_source
 from mttl.commands import predict
 from mttl.inference.input_table import format_header, format_rows, parse_rows_of
@@ -207,3 +208,41 @@ def test_mistakes_are_answered_before_anything_is_written(
     given = ["--from", str(run), "--in", str(questions), "--out", str(out), *more]
     assert message in refused(predict.main, *given)
     assert not out.exists()
+
+
+def test_sums_of_logits_answer_for_two_runs(run, kept, tmp_path, refused) -> None:
+    other = make_run(tmp_path, gym=write_gym(tmp_path / "gym", {"copied": TASKS["copy"]}))
+    name = "logits:copy=1,copied=-3,new=0.5"
+    rows = [{"task": name, "input": word, "output": word} for word in WORDS[:4]]
+    rows += [{"task": task, "input": "ab"} for task in ("mix:copy=1,reverse=1", "copied")]
+    questions, out = jsonl(tmp_path / "q.jsonl", rows), tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--adapted", str(kept), str(other), "--in", str(questions)]
+    assert predict.main([*given, "--out", str(out)]) == 0
+    own, new, copied = mttl.load(run), mttl.load(kept), mttl.load(other)
+    due = own.with_logits((copied, "copied", -3.0), (new, "new", 0.5)).predict("copy", WORDS[:4])
+    due += own.predict({"copy": 1, "reverse": 1}, ["ab"]) + copied.predict("copied", ["ab"])
+    assert [row["prediction"] for row in lines(out)] == due
+    asked = ["--from", str(run), "--in", str(questions)]
+    for task, told in (
+        ("logits:copy", "must have the form logits:task_a=0.7,task_b=-0.5"),
+        ("logits:copy=1,kopy=1", "has no task 'kopy'. Did you mean 'copy'"),
+    ):
+        assert told in refused(predict.main, *asked, "--task", task)
+    assert "'copied'" in refused(predict.main, *asked)
+    again = ["--from", str(run), "--adapted", str(run), "--in", str(questions)]
+    assert "'copy' is loaded twice" in refused(predict.main, *again)
+
+
+def test_candidates_are_ranked(run, tmp_path, refused) -> None:
+    questions = jsonl(tmp_path / "q.jsonl", [{"input": word} for word in WORDS])
+    out = tmp_path / "a.jsonl"
+    given = ["--from", str(run), "--task", "copy", "--in", str(questions), "--out", str(out)]
+    assert predict.main([*given, "--candidates", "3"]) == 0
+    due = mttl.load(run).predict("copy", WORDS, candidates=3)
+    assert [row["prediction"] for row in lines(out)] == due
+    given = [*given[:-1], f"{out}l", "--rerank", "reverse=1"]
+    assert "needs --candidates of at least 2" in refused(predict.main, *given)
+    several = [*given, "--candidates", "2"]
+    assert "must be a record with the columns of 'copy'" in refused(predict.main, *several)
+    wrong = [*given[:-1], "revers=1", "--candidates", "2"]
+    assert "has no task 'revers'. Did you mean 'reverse'" in refused(predict.main, *wrong)

@@ -86,7 +86,7 @@ def test_a_prompt_is_read_once(make, monkeypatch) -> None:
     # In parts, and with prompts repeated, they are the same to rounding.
     monkeypatch.setattr(scoring, "MOST_ROWS", 3)
     parts = option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=True)
-    monkeypatch.setattr(scoring, "_shares", lambda _: False)
+    monkeypatch.setattr(scoring, "shares_prompts", lambda _: False)
     repeated = option_scores(model, TASKS, PROMPTS, OPTIONS, pad_id=0, per_token=True)
     for found in (parts, repeated):
         for own, right in zip(found, whole, strict=True):
@@ -99,7 +99,7 @@ def test_gradients_are_those_of_repeated_prompts(make, monkeypatch) -> None:
     for shared in (True, False):
         model = skilled(make())
         if not shared:
-            monkeypatch.setattr(scoring, "_shares", lambda _: False)
+            monkeypatch.setattr(scoring, "shares_prompts", lambda _: False)
         losses, counted = option_losses(model, TASKS, PROMPTS, OPTIONS, pad_id=0)
         assert counted.sum(2).tolist() == [[2, 4, 0], [2, 0, 0], [3, 1, 5]]
         losses.sum().backward()

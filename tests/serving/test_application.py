@@ -524,3 +524,35 @@ def test_a_fault_is_told_without_its_traceback_and_counted(folders, monkeypatch)
             list(ask.completions.create(model="copy", prompt="a", stream=True))
         faults = 'mttl_requests_total{model="copy",status="500"}'
         until(lambda: counters(served.address).get(faults) == 2)
+
+
+def test_sums_of_logits_are_models(folders: dict[str, Path], run: Built) -> None:
+    """Of two runs, each with its own prompt; streamed, sampled and as a chat."""
+    other, name = (
+        mttl.load(folders["llama" if run.decoder_only else "t5"]),
+        "logits:copy=1,other=-0.5",
+    )
+    with torch.no_grad():
+        for each in (run, other):
+            for key, value in each.model.named_parameters():
+                if "inventory" in key or "router" in key:
+                    value.normal_()
+    expected = run.with_logits((other, "reverse", -0.5)).predict("copy", WORDS)
+    assert expected != run.predict("copy", WORDS)
+    with serve({"copy": run}) as served, client(served.address) as ask:
+        served.service.tasks["other"] = replace(
+            served.service.tasks["copy"], name="reverse", predictor=other
+        )  # a task that was loaded under another name
+        found = ask.completions.create(model=name, prompt=WORDS, seed=1)
+        assert [choice.text for choice in found.choices] == expected
+        parts = ask.completions.create(model=name, prompt=WORDS[0], stream=True)
+        assert "".join(part.choices[0].text for part in parts) == expected[0]
+        said = ask.chat.completions.create(model=name, messages=chat(WORDS[1]))
+        assert said.choices[0].message.content == expected[1]
+        drawn: dict[str, Any] = {"model": name, "temperature": 1.5, "seed": 3, "logprobs": 1}
+        several = ask.completions.create(prompt=WORDS, **drawn).choices
+        alone = ask.completions.create(prompt=WORDS[0], **drawn).choices
+        assert alone[0].text == several[0].text
+        assert 'mttl_requests_total{model="logits:",status="200"}' in counters(served.address)
+        with pytest.raises(openai.BadRequestError, match=r"first task \(-1\) must be above 0"):
+            ask.completions.create(model="logits:copy=-1,other=1", prompt="a")

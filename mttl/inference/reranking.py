@@ -1,0 +1,72 @@
+r"""Other tasks' inputs and answers, filled with a candidate answer, to rank candidates.
+
+The answer is the candidate :math:`y` with the largest
+
+.. math:: \log p(y \mid x) + \sum_j \lambda_j \log p_j(a_j \mid x_j).
+
+The input :math:`x_j` and answer :math:`a_j` of task j are those of its templates, where the column
+of the answer is :math:`y`. This is a noisy channel model with a task that reads the response and
+the history and answers with the knowledge, and a task that reads the history alone and answers with
+the response. Log-probabilities are sums over the tokens of an answer and its end.
+
+References:
+    Liu, Yu, Rimell and Blunsom, *Pretraining the Noisy Channel Model for Task-Oriented Dialogue*,
+    TACL 2021, arXiv:2103.10518.
+
+    Daheim, Thulke, Dugast and Ney, *Controllable Factuality in Document-Grounded Dialog Systems
+    Using a Noisy Channel Model*, Findings of EMNLP 2022, arXiv:2210.17418.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mttl.data.prompt_form import PromptForm
+from mttl.io.errors import TaskError
+
+
+def asked_about(
+    form: PromptForm,
+    task: str,
+    tasks: Sequence[str],
+    records: Sequence[str | Mapping[str, Any]],
+    candidates: Sequence[Sequence[str]],
+) -> list[tuple[str, str]]:
+    """Return a task's input and answer for every candidate of every record, in order.
+
+    ``tasks`` are those that the candidates answer. Raises a `TaskError` for a text, and if a task
+    has no template or a record lacks a column.
+    """
+    found = []
+    for number, (own, record, answers) in enumerate(
+        zip(tasks, records, candidates, strict=True), 1
+    ):
+        place = f"text {number}"
+        if isinstance(record, str):
+            raise TaskError(
+                f"{place} must be a record with the columns of '{own}' and '{task}' to rank "
+                "candidates by other tasks"
+            )
+        column = answer_column(form, own)
+        for answer in answers:
+            changed = {**record, column: answer}
+            question = form.filled(task, changed, place)
+            right = form.task_templates[task].filled(changed, place).get("output")
+            if right in (None, "", []):
+                output = form.task_templates[task].output
+                problem = f"the answer of '{task}', {output}, is missing or empty in the record"
+                raise TaskError(f"{place}: {problem}")
+            found.append((question, right if isinstance(right, str) else right[0]))
+    return found
+
+
+def answer_column(form: PromptForm, task: str) -> str:
+    """Return the column that is a task's answer; raises a `TaskError` if there is not one."""
+    template = form.task_templates.get(task)
+    output = "" if template is None else template.output
+    if column := re.fullmatch(r"\{(\w+)\}", output):
+        return column[1]
+    raise TaskError(
+        f"the answer of '{task}' must be a column of its records, such as '{{response}}', to rank "
+        f"candidates by other tasks; it is '{output}'"
+    )
