@@ -73,8 +73,11 @@ def whole_logits(model: SkilledModel, task: int, prompt: list[int], answer: list
 
 def expected(run: Built, added: Any, weight: float, **search: Any) -> list[str]:
     """Generate by transformers with a model whose own logits are the sum."""
-    prompts = [other.prompts([task] * len(WORDS), WORDS) for other, task, _ in added]
-    width = max(map(len, run.prompts(["copy"] * len(WORDS), WORDS)))
+    parts = [(run, "copy"), *((other, task) for other, task, _ in added)]
+    own, *prompts = (
+        one.prompts(WORDS, [one.form.prompt_prefix(task)] * len(WORDS)) for one, task in parts
+    )
+    width = max(map(len, own))
 
     def add(_: Any, args: Any, given: dict[str, Any], output: Any) -> Any:
         ids = (

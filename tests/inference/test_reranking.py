@@ -48,15 +48,23 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return mttl.load(train(write_config(root / "tiny.yaml", root, **sections), "talk", *short).path)
 
 
+def encoded(run: Built, task: str, text: str) -> list[list[int]]:
+    return run.prompts([text], [run.form.prompt_prefix(task)])
+
+
+def prompt(run: Built, task: str, given: dict[str, Any]) -> list[list[int]]:
+    return encoded(run, task, run.form.filled(task, given, ""))
+
+
 def log_probability(run: Built, task: str, text: str, answer: str) -> float:
-    (prompt,), (labels,) = run.prompts([task], [text]), run.encoder.answers([answer])
-    row = {"input_ids": prompt, "labels": labels, "task_id": run.tasks.index(task)}
+    (ids,), (labels,) = encoded(run, task, text), run.encoder.answers([answer])
+    row = {"input_ids": ids, "labels": labels, "task_id": run.tasks.index(task)}
     return -float(answer_losses(run.model, row).sum())
 
 
 def candidates_of(run: Built, record: dict[str, Any], n: int, **search: Any) -> list[str]:
     """Return candidates by the model's own `generate`."""
-    ids = torch.tensor(run.prompts(["guide"], [run.form.filled("guide", record, "")]))
+    ids = torch.tensor(prompt(run, "guide", record))
     found = run.model.generate(
         run.task_ids(["guide"]), input_ids=ids, attention_mask=torch.ones_like(ids),
         **{**run.search, **search}, num_return_sequences=n,
@@ -111,7 +119,7 @@ def test_what_cannot_be_ranked(run: Built, task, records, weights, problem) -> N
 def test_added_tasks_read_records_with_their_own_templates(run: Built) -> None:
     found = run.predict("logits:guide=1,lm=-0.5", RECORDS)
     for given, answer in zip(RECORDS, found, strict=True):
-        prompts = [run.prompts([t], [run.form.filled(t, given, "")])[0] for t in ("guide", "lm")]
+        prompts = [prompt(run, task, given)[0] for task in ("guide", "lm")]
         ids: list[int] = []
         while len(ids) < 8 and ids[-1:] != [run.tokenizer.eos_token_id]:
             own = full_logits(run, "guide", prompts[0], ids)
