@@ -329,9 +329,9 @@ def row_scores(
 ) -> Float64[np.ndarray, "N"]:
     """Return the score of each answer alone; the arguments are those of `score_answers`."""
     metric, found = build_metric(name), []
-    for one in zip(predictions, references, sources, strict=True):
+    for answer, right, source in zip(predictions, references, sources, strict=True):
         metric.reset()
-        add_answers(metric, name, *([own] for own in one))
+        add_answers(metric, name, [answer], [right], [source])
         found.append(computed(metric))
     return np.array(found)
 

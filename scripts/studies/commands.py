@@ -141,18 +141,18 @@ class Commands:
         for seed in filter(lambda seed: self.ended(Job(seed)), self.study.seeds):
             for stage in self.stages(seed):
                 if stage.scores is not None:
-                    found += self._read(seed, stage)
+                    found += self._read(seed, stage.name, stage.scores)
         return found
 
-    def _read(self, seed: int, stage: Stage) -> Iterator[dict[str, Any]]:
-        with stage.scores.open(encoding="utf-8") as file:
+    def _read(self, seed: int, name: str, scores: Path) -> Iterator[dict[str, Any]]:
+        with scores.open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
             if "weight" in row:  # of a sweep, with a column for each metric
-                split, method, weight = stage.name[6:], row["method"], float(row["weight"])
+                split, method, weight = name.removeprefix("sweep-"), row["method"], float(row["weight"])
                 cells = {metric: row[metric] for metric in self.study.metrics}
             else:
-                method, weight, split = stage.name.removesuffix("-score").rsplit("-", 2)
+                method, weight, split = name.removesuffix("-score").rsplit("-", 2)
                 weight, cells = float(weight), {row["metric"]: row["score"]}
             for metric, score in cells.items():
                 own = seed, split, method, weight, metric, float(score)

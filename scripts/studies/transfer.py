@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 from run import read_settings
@@ -315,7 +315,8 @@ class Transfer:
 
     def _differences(self, scores: Sequence[Score]) -> str:
         """Return the differences of methods on the target language, as means over seeds."""
-        best = {x[:5]: x.score for x in scores if x.scored == "target" and x.skill != "source"}
+        found = [x for x in scores if x.scored == "target" and x.skill != "source"]
+        best: dict[tuple[Any, ...], float] = {x[:5]: x.score for x in found}
         lines = []
         for task, (one, other) in product(self.study.tasks, self.study.compare):
             cells = []
