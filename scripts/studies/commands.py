@@ -149,7 +149,8 @@ class Commands:
             rows = list(csv.DictReader(file))
         for row in rows:
             if "weight" in row:  # of a sweep, with a column for each metric
-                split, method, weight = name.removeprefix("sweep-"), row["method"], float(row["weight"])
+                split, method = name.removeprefix("sweep-"), row["method"]
+                weight = float(row["weight"])
                 cells = {metric: row[metric] for metric in self.study.metrics}
             else:
                 method, weight, split = name.removesuffix("-score").rsplit("-", 2)
