@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import torch
 from torchmetrics.functional.text import bert_score
-from transformers import AutoConfig, AutoModel, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from mttl.metrics.crossfit import TokenProbability
 from mttl.metrics.grounding import KNOWLEDGE, KnowledgeMetric
 from mttl.plugins.part_settings import OneOf, refusing
 from mttl.runtime.libraries import quiet_loading
@@ -42,7 +43,7 @@ class BertScore(KnowledgeMetric):
         against: Annotated[str, OneOf(KNOWLEDGE, "references")] = KNOWLEDGE,
     ) -> None:
         super().__init__()
-        n_layers = _config(model, "an encoder", seq2seq=False).num_hidden_layers
+        n_layers = local_config("model", model, "an encoder", seq2seq=False).num_hidden_layers
         if not -n_layers <= layer <= n_layers:
             raise ValueError(f"layer ({layer}) must be from {-n_layers} to {n_layers}")
         self.folder, self.layer, self.against = model, layer, against
@@ -61,11 +62,8 @@ class BertScore(KnowledgeMetric):
     @cached_property
     def _loaded(self) -> dict[str, Any]:
         """Arguments with the model, which is no part of this module and its state."""
-        with quiet_loading():
-            model = AutoModel.from_pretrained(self.folder)
-        tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        lengths = _lengths(tokenizer, model.config)
-        return {"model": model, "user_tokenizer": tokenizer, "device": _device(), **lengths}
+        model, tokenizer, lengths = load_model(AutoModel, self.folder)
+        return {"model": model, "user_tokenizer": tokenizer, "device": model.device, **lengths}
 
 
 class Critic(KnowledgeMetric):
@@ -82,7 +80,7 @@ class Critic(KnowledgeMetric):
 
     def __init__(self, *, model: str, label: str) -> None:
         super().__init__()
-        labels = _config(model, "a sequence classifier").id2label.values()
+        labels = local_config("model", model, "a sequence classifier").id2label.values()
         if label not in labels:
             raise ValueError(f"label ('{label}') must be one of {', '.join(labels)}")
         self.folder, self.label = model, label
@@ -94,28 +92,77 @@ class Critic(KnowledgeMetric):
 
     @cached_property
     def _classifier(self) -> tuple[Any, dict[str, Any]]:
-        with quiet_loading():
-            found: Any = pipeline("text-classification", model=self.folder, device=_device())
-        return found, _lengths(found.tokenizer, found.model.config)
+        return load_classifier(self.folder)
 
 
-def _config(folder: str, what: str, *, seq2seq: bool = True) -> Any:
+class InversePerplexity(TokenProbability):
+    """Geometric mean of the probabilities of the answers' tokens under a causal language model.
+
+    It is 1 / perplexity, of all answers together. The first token is scored if the tokenizer has a
+    token for the beginning of texts.
+
+    Args:
+        model: Folder of a causal language model of transformers, with its tokenizer.
+    """
+
+    def __init__(self, *, model: str) -> None:
+        super().__init__()
+        local_config("model", model, "a causal language model", seq2seq=False)
+        self.folder = model
+
+    def row(self, prediction: str, accepted: Sequence[str]) -> tuple[float, int]:
+        model, tokenizer, lengths = self._loaded
+        ids = tokenizer(prediction.strip(), **lengths)["input_ids"]
+        start = tokenizer.bos_token_id
+        if start is not None and ids[:1] != [start]:
+            ids = [start, *ids]
+        if len(ids) < 2:
+            return 0.0, 0
+        given = torch.tensor([ids], device=model.device)
+        with torch.no_grad():
+            return float(model(given, labels=given).loss) * (len(ids) - 1), len(ids) - 1
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any, dict[str, Any]]:
+        return load_model(AutoModelForCausalLM, self.folder)
+
+
+def local_config(setting: str, folder: str, what: str, *, seq2seq: bool = True) -> Any:
+    """Return the configuration of a model in a local folder.
+
+    Raises a `ValueError` if there is none, or for a model with a decoder if not ``seq2seq``.
+    """
     is_saved = (Path(folder) / "config.json").is_file()
     config = AutoConfig.from_pretrained(folder) if is_saved else None
     if config is None or (config.is_encoder_decoder and not seq2seq):
         raise ValueError(
-            f"model ('{folder}') must be a folder with {what} of transformers and its tokenizer; "
-            "it is not downloaded. Save one with save_pretrained"
+            f"{setting} ('{folder}') must be a folder with {what} of transformers and its "
+            "tokenizer; it is not downloaded. Save one with save_pretrained"
         )
     return config
 
 
-def _device() -> torch.device:
+def load_model(kind: Any, folder: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a model of a class of transformers, its tokenizer, and settings for its lengths."""
+    with quiet_loading():
+        model = kind.from_pretrained(folder).to(current_device()).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return model, tokenizer, limits(tokenizer, model.config)
+
+
+def load_classifier(folder: str) -> tuple[Any, dict[str, Any]]:
+    """Return a pipeline that classifies pairs, and settings for its lengths."""
+    with quiet_loading():
+        found: Any = pipeline("text-classification", model=folder, device=current_device())
+    return found, limits(found.tokenizer, found.model.config)
+
+
+def current_device() -> torch.device:
     """Return the current GPU, which differs between processes, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _lengths(tokenizer: Any, config: Any) -> dict[str, Any]:
+def limits(tokenizer: Any, config: Any) -> dict[str, Any]:
     """Return settings that truncate inputs to what a model can read."""
     most = getattr(config, "max_position_embeddings", LONGEST)
     return {"truncation": True, "max_length": min(most, tokenizer.model_max_length, LONGEST)}

@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -49,8 +50,10 @@ class Family:
         return {entry.name: entry.value for entry in found}
 
     def is_plugin(self, name: object) -> bool:
-        """Return whether a name denotes a plug-in class."""
-        return isinstance(name, str) and (":" in name or name in self.entries())
+        """Return whether a name denotes a plug-in class; names with settings, ``x y=z``, do not."""
+        if not isinstance(name, str) or re.search(r"\s\w+=", name):
+            return False
+        return ":" in name or name in self.entries()
 
 
 ROUTERS = Family(
@@ -66,10 +69,12 @@ TOKEN_ROUTERS = Family(
     ("in_features", "n_experts", "balance", "bias", "vocabulary_size"),
 )
 METRICS = Family("metrics", "a metric", "torchmetrics:Metric")
+QUESTIONS = Family("questions", "a question generator", "mttl.metrics.q2:Questions")
+ANSWERS = Family("answers", "a question answerer", "mttl.metrics.q2:Answers")
 LOSSES = Family("losses", "a loss", "mttl.training.loss:TokenLoss")
 CALLBACKS = Family("callbacks", "a callback", "pytorch_lightning:Callback")
 LEVELS = Family("levels", "a level", "gymnasium:Env")
-FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, LOSSES, CALLBACKS, LEVELS)
+FAMILIES = (ROUTERS, SKILLS, TOKEN_ROUTERS, METRICS, QUESTIONS, ANSWERS, LOSSES, CALLBACKS, LEVELS)
 
 
 def find_class(family: Family, name: str, *, trusted: bool = False) -> type[Any]:

@@ -91,5 +91,7 @@ PARTS: dict[str, dict[str, str]] = {
         "chrf": "mttl.metrics.overlap:ChrF",
         "bertscore": "mttl.metrics.judges:BertScore",
         "critic": "mttl.metrics.judges:Critic",
+        "inverse_perplexity": "mttl.metrics.judges:InversePerplexity",
+        "q2": "mttl.metrics.q2:Q2",
     },
 }

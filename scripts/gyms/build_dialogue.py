@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dialogue_gym.draws import LEAST, MOST, Draws
+from dialogue_gym.draws import LEAST, Draws
 from dialogue_gym.facts import read_facts
 
 from mttl.io import yaml12

@@ -97,6 +97,6 @@ ATTRIBUTES = {
 }
 EVASIONS = ("I do not know.", "Sorry, I have no idea.", "I am not sure.")
 # How the user begins the last turn: `chatty` users get most of the hallucinated responses.
-PLAIN = ("", "Tell me: ", "Please help me. ")
-CHATTY = ("Wow, nice! ", "Oh, I love that! ", "Ha, great! ")
+PLAIN = ("", "Tell me: ", "Well, ")
+CHATTY = ("Wow! ", "Ha, nice! ", "Oh, great! ")
 INVITATION = "Ask me about {e}!"

@@ -74,10 +74,10 @@ class Draws:
 
     def _dialogue(self) -> Asked:
         choice, chance = self._random.choice, self._random.random
-        entity, n_turns = choice(self._entities), choice((1, 2, 3))
+        entity, n_turns = choice(self._entities), choice((1, 1, 1, 2, 3))
         attribute, other = self._random.sample(sorted(self.facts[entity]), 2)
         facts = [(entity, attribute), (entity, other)]
-        if n_turns < 3 and chance() < 0.5:  # another entity; no attribute occurs twice
+        if n_turns == 1 and chance() < 0.3:  # another entity; no attribute occurs twice
             second = choice(self._entities)
             names = self.facts[second].keys() - {attribute, other}
             facts += [(second, choice(sorted(names)))] if names else []

@@ -20,8 +20,8 @@ from derived_gym.split import split_of
 from dialogue_gym.attributes import WORDS
 
 Facts = dict[str, dict[str, str]]  # values by entity and attribute
-_NAME = re.compile(r"[A-Z][A-Za-z' -]{2,13}")
-_VALUE = re.compile(r"[A-Za-z][A-Za-z0-9':+ -]{1,17}")
+_NAME = re.compile(r"[A-Z][A-Za-z' -]{2,10}")
+_VALUE = re.compile(r"[A-Za-z][A-Za-z0-9':+ -]{1,13}")
 _WINTER = datetime(2024, 1, 15)
 _NUMBERS = {"monday": 0, "friday": 4, "sunday": 6}
 

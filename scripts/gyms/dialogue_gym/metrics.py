@@ -1,16 +1,15 @@
 """Metrics of the gym: shares of answers by their judgement against the row's knowledge.
 
     export PYTHONPATH=scripts/gyms
-    mttl predict ... --metric dialogue_gym.metrics:Faithful
+mttl predict ... --metric dialogue_gym.metrics:Faithful
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dialogue_gym.claims import Verdict, judge
 from mttl.metrics.crossfit import TextMetric
 from mttl.metrics.grounding import knowledge_of
-
-from dialogue_gym.claims import Verdict, judge
 
 
 class Judged(TextMetric):
@@ -29,13 +28,15 @@ class Judged(TextMetric):
         super().update(predictions, texts)
 
     def row(self, prediction: str, accepted: Sequence[str]) -> bool:
+        """Return whether an answer counts, given knowledge and question."""
         return self.counts(judge(prediction, *accepted))
 
     def counts(self, verdict: Verdict) -> bool:
-        """Return whether an answer counts."""
+        """Return whether a judgement counts."""
         return verdict.label in self.labels
 
     def score(self, rows: Sequence[bool]) -> float:
+        """Return the share."""
         return sum(rows) / len(rows)
 
 
@@ -61,4 +62,5 @@ class Answering(Judged):
     """Share of answers with a value of the attribute that the user asks about."""
 
     def counts(self, verdict: Verdict) -> bool:
+        """Return whether the question is answered."""
         return verdict.answers
