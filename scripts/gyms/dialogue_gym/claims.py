@@ -38,7 +38,7 @@ def judge(answer: str, knowledge: str, question: str) -> Verdict:
     if sentences and all(sentence in EVASIONS for sentence in sentences):
         return Verdict("uncooperative", False)
     found = [claim(sentence) for sentence in sentences]
-    answers = asked(question) in {one.attribute for one in found if one}
+    answers = asked(question)[0] in {one.attribute for one in found if one}
     if not found or None in found:
         return Verdict("malformed", answers)
     if not all(_supported(one, known) for one in found if one):
@@ -62,10 +62,12 @@ def claim(sentence: str) -> Claim | None:
 
 
 @cache
-def asked(question: str) -> str | None:
-    """Return the attribute that the last sentence of a turn asks about."""
-    found = (name for name, one in _patterns("questions", "follow_ups") if one.search(question))
-    return next(found, None)
+def asked(question: str) -> tuple[str | None, str | None]:
+    """Return the attribute that the last sentence of a turn asks about, and a named entity."""
+    for name, pattern in _patterns("questions", "follow_ups"):
+        if found := pattern.search(question):
+            return name, found.groupdict().get("e")
+    return None, None
 
 
 def split(text: str) -> list[str]:

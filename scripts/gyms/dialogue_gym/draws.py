@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from dialogue_gym.attributes import ATTRIBUTES, CHATTY, EVASIONS, INVITATION, PLAIN
 from dialogue_gym.facts import Facts
+from mttl.metrics.answer_scores import normalise
 
 # Share of hallucinated responses to plain and to chatty users, so that the style predicts them.
 LEAST, MOST = 0.05, 0.85
@@ -118,5 +119,7 @@ class Draws:
         return sentence.format(e=entity, v=value or self.facts[entity][name])
 
     def _value(self, name: str, right: str) -> str:
-        values = {value: n for value, n in sorted(self._values[name].items()) if value != right}
+        # UTC+1 and UTC-1 are equal for metrics that ignore punctuation.
+        counts, right = sorted(self._values[name].items()), normalise(right)
+        values = {value: n for value, n in counts if normalise(value) != right}
         return self._random.choices([*values], [*values.values()])[0]
