@@ -1,12 +1,24 @@
 """Metrics by small random models, beside loops over the models' outputs."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torchmetrics.text import Perplexity
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
-from helpers.backbones import fill, tiny_t5
+from helpers.backbones import fill, tiny_llama, tiny_t5
 from mttl.metrics.crossfit import build_metric, score_answers
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "tower", "is"]
@@ -28,6 +40,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "encoder": BertModel(BertConfig(**sizes)),
         "critic": BertForSequenceClassification(BertConfig(**sizes, **labels)),
         "t5": tiny_t5(),
+        "llama": tiny_llama(vocab_size=len(WORDS), bos_token_id=2, eos_token_id=3),
     }
     for name, model in models.items():
         fill(model, 10)  # the classifier of this seed gives both labels
@@ -36,7 +49,14 @@ def folders(tmp_path_factory) -> dict[str, Path]:
                 torch.nn.init.ones_(layer.output.LayerNorm.bias)
         model.save_pretrained(place / name)
         BertTokenizer(str(place / "words.txt")).save_pretrained(place / name)
-    return {name: place / name for name in models}
+    for name, start in {"llama": None, "llama_bos": "[CLS]"}.items():
+        models["llama"].save_pretrained(place / name)
+        tokens = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, "[UNK]"))
+        tokens.pre_tokenizer = Whitespace()
+        PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token=start).save_pretrained(
+            place / name
+        )
+    return {name: place / name for name in (*models, "llama_bos")}
 
 
 def matched(encoder, tokenizer, answer: str, text: str, layer: int) -> float:
@@ -98,6 +118,23 @@ def test_the_critic_is_the_classifiers_decision(folders, label):
     assert not list(metric.parameters())
 
 
+@pytest.mark.parametrize("name", ["llama", "llama_bos"])
+def test_the_inverse_perplexity_is_that_of_torchmetrics(folders, name):
+    """Answers of one token have no scored token without a token for the beginning."""
+    model = LlamaForCausalLM.from_pretrained(folders[name]).eval()
+    start = [WORDS.index("[CLS]")] * (name == "llama_bos")
+    expected = Perplexity()
+    for answer in [*ANSWERS, ""]:
+        ids = torch.tensor([start + [WORDS.index(word) for word in answer.split()]])
+        if ids.numel() > 1:
+            with torch.no_grad():
+                expected.update(model(ids).logits[:, :-1], ids[:, 1:])
+    metric = f"inverse_perplexity model={folders[name]}"
+    found = score_answers(metric, [*ANSWERS, ""], [*REFERENCES, [""]])
+    assert 1 / found == pytest.approx(float(expected.compute()), rel=1e-5)  # single precision
+    assert math.isnan(score_answers(metric, [""], [[""]]))
+
+
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
@@ -111,6 +148,7 @@ def test_the_critic_is_the_classifiers_decision(folders, label):
             r"\('absent'\) must be a folder with an encoder .* not downloaded",
         ),
         ("bertscore model={t5}", "must be a folder with an encoder"),
+        ("inverse_perplexity model={t5}", "must be a folder with a causal language model"),
         ("bertscore model={encoder} layer=3", r"layer \(3\) must be from -2 to 2"),
         ("bertscore model={encoder} against=x", r"\('x'\) must be one of knowledge, references"),
         ("critic model={critic} label=maybe", r"label \('maybe'\) must be one of no, yes"),

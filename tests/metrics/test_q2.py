@@ -120,7 +120,9 @@ def test_q2_equals_the_published_pipeline(folders, with_nli):
     print(published.branches, scores)
     assert published.branches.keys() >= {"equal", "different", "no question"}
     # The score is a mean of equal numbers in the same order.
-    assert score_answers(metric, ANSWERS, REFERENCES, ROWS) == pytest.approx(sum(known) / len(known))
+    assert score_answers(metric, ANSWERS, REFERENCES, ROWS) == pytest.approx(
+        sum(known) / len(known)
+    )
     assert not list(build_metric(metric).parameters())
 
 
