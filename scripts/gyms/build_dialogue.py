@@ -4,7 +4,8 @@
     mttl train --tasks dialogues/tasks.yaml -k backbone.train=true run.name=talk
 
 A row has knowledge of two or three sentences, one to three turns, and a response. Entities of
-train, dev and test are disjoint, so the knowledge is needed to answer. All test rows have faithful
+train, dev and test are disjoint, and in training rows values are exchanged between entities at
+random; so the knowledge is needed to answer. All test rows have faithful
 references. Equal options give equal files, with the same versions of the packages that
 `dialogue_gym.facts` names. `talk` is trained by default; choose others by `data.partition`:
 
@@ -37,9 +38,10 @@ def rows_of(seed: int, n_train: int, n_test: int, share: float) -> Iterator[tupl
     sets["anti_expert"] = ("hallucinated", n_train // 2)
     for name, (label, n) in sets.items():
         for split, n_rows in {"train": n, "dev": n_test}.items():
-            draws = Draws(facts[split], f"{seed} {name} {split}", share)
+            exchanged = split == "train"
+            draws = Draws(facts[split], f"{seed} {name} {split}", share, exchanged=exchanged)
             yield f"{name}_{split}", [draws.row(label) for _ in range(n_rows)]
-    draws = Draws(facts["test"], f"{seed} test", share)
+    draws = Draws(facts["test"], f"{seed} test", share, exchanged=False)
     yield "test", [draws.row("faithful") for _ in range(n_test)]
 
 

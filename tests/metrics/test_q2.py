@@ -1,10 +1,8 @@
 """Q² by small random models, beside a plain loop of the published code, and by custom parts."""
 
-import math
 import random
 import re
 import string
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,9 +22,28 @@ from mttl.metrics.q2 import Answers, Questions
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "of", "tower", "paris", "old", "tall", "three"]
 DRAW = random.Random(0)
-ANSWERS = [" ".join(DRAW.choices(WORDS[4:], k=3)) for _ in range(20)]
-ROWS = [{"columns": {"knowledge": " ".join(DRAW.choices(WORDS[4:], k=5))}} for _ in ANSWERS]
-REFERENCES = [[""]] * len(ANSWERS)
+ANSWERS = [" ".join(DRAW.choices(WORDS[4:], k=4)) for _ in range(60)]
+ROWS = [{"columns": {"knowledge": " ".join(DRAW.choices(WORDS[4:], k=3))}} for _ in ANSWERS]
+
+
+class Asking(Questions):
+    """Asks for every candidate, first in a personal way."""
+
+    def ask(self, candidate, text):
+        return [f"Do you say {candidate}?", f"Where is {candidate}?"]
+
+
+class Reading(Answers):
+    """What is asked for if the text has it, else its last two words, of long texts."""
+
+    def answer(self, question, text):
+        asked = re.split("is |say ", question.rstrip("?"))[-1]
+        words = text.rstrip(".").split()
+        last = " ".join(words[-2:]) if len(words) > 2 else ""
+        return asked if asked in " ".join(words) and "you" not in question else last
+
+
+PARTS = f"questions={__name__}:Asking answers={__name__}:Reading"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +51,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("models")
     (place / "words.txt").write_text("\n".join(WORDS))
     sizes = {"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 24}
-    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 160}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 48}
     labels = dict(enumerate(("contradiction", "entailment", "neutral")))
     names = {"id2label": labels, "label2id": {name: n for n, name in labels.items()}}
     models = {
@@ -43,21 +60,19 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "nli": BertForSequenceClassification(BertConfig(**sizes, **names)),
     }
     for name, model in models.items():
-        fill(model, 3)  # of this seed, all branches of the loop occur
+        fill(model, 3)  # the classifier of this seed gives all labels
         model.save_pretrained(place / name)
         BertTokenizer(str(place / "words.txt")).save_pretrained(place / name)
     return {name: place / name for name in models}
 
 
 class Published:
-    """The pipeline of orhonovich/q-squared, with beams, one question a candidate, not personal."""
+    """The pipeline of orhonovich/q-squared: one question a candidate, which is not personal."""
 
-    def __init__(self, folders) -> None:
-        self.generator = T5ForConditionalGeneration.from_pretrained(folders["questions"]).eval()
-        self.reader = BertForQuestionAnswering.from_pretrained(folders["answers"]).eval()
-        self.nli = BertForSequenceClassification.from_pretrained(folders["nli"]).eval()
-        self.tokenizer = BertTokenizer.from_pretrained(folders["nli"])
-        self.branches: Counter[str] = Counter()
+    def __init__(self, nli: Path) -> None:
+        self.nli = BertForSequenceClassification.from_pretrained(nli).eval()
+        self.tokenizer = BertTokenizer.from_pretrained(nli)
+        self.seen: Counter[str] = Counter()
 
     def clean(self, text):
         text = text.lower().translate(str.maketrans("", "", string.punctuation))
@@ -68,100 +83,78 @@ class Published:
         same = sum((Counter(ours) & Counter(theirs)).values())
         return 2 * same / (len(ours) + len(theirs)) if same else 0
 
-    def questions(self, candidate, text):
-        asked = self.tokenizer(f"answer: {candidate}  context: {text}", return_tensors="pt")
-        asked.pop("token_type_ids", None)
-        beams = {"num_beams": 5, "num_return_sequences": 5, "early_stopping": True}
-        found = self.generator.generate(**asked, **beams, no_repeat_ngram_size=3, max_length=128)
-        return [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in found]
-
-    def answer(self, question, text):
-        asked = self.tokenizer(question, text, return_tensors="pt")
-        found = self.reader(**asked)
-        span = slice(int(found.start_logits[0].argmax()), int(found.end_logits[0].argmax()) + 1)
-        tokens = [WORDS[i] for i in asked["input_ids"][0].tolist()[span]]
-        return " ".join(token for token in tokens if token not in WORDS[:4])
-
+    @torch.no_grad()
     def relation(self, *pair):
         logits = self.nli(**self.tokenizer(*pair, return_tensors="pt")).logits[0]
-        return int(logits.argmax())
+        label = ["contradiction", "entailment", "neutral"][int(logits.argmax())]
+        self.seen[label] += 1
+        return label
 
-    @torch.no_grad()
     def score(self, answer, knowledge, with_nli):
         scores = []
-        for candidate in re.sub(r"\b(the|of)\b", ",", answer).split(","):
-            for question in self.questions(candidate.strip(), answer) if candidate.strip() else ():
-                given = self.answer(question, answer)
-                if given == "" or self.clean(given) != self.clean(candidate):
+        for candidate in map(str.strip, re.sub(r"\b(the|of)\b", ",", answer).split(",")):
+            for question in Asking().ask(candidate, answer) if candidate else ():
+                given = Reading().answer(question, answer)
+                if "you" in question or self.clean(given) != self.clean(candidate):
                     continue
-                found = self.answer(question, knowledge)
-                score = self.f1(candidate, found)
-                kind = "equal" if score == 1 else "partial" if score else "different"
-                self.branches[kind if found else "none"] += 1
+                found = Reading().answer(question, knowledge)
+                score = self.f1(candidate, found) if found else 0
+                self.seen["equal" if score == 1 else "partial" if score else "different"] += 1
                 if with_nli and score < 1 and found:
-                    pair = (f"{question} {found}.", f"{question} {candidate.strip()}.")
-                    score = {0: 0, 1: 1, 2: score}[self.relation(*pair)]
+                    pair = (f"{question} {found}.", f"{question} {candidate}.")
+                    score = {"entailment": 1, "contradiction": 0}.get(self.relation(*pair), score)
                 scores.append(score)
                 break
         if scores:
             return sum(scores) / len(scores)
-        self.branches["no question"] += 1
-        return {0: 0, 1: 1, 2: 0.5}[self.relation(knowledge, answer)] if with_nli else None
+        self.seen["no question"] += 1
+        values = {"entailment": 1, "contradiction": 0, "neutral": 0.5}
+        return values[self.relation(knowledge, answer)] if with_nli else None
 
 
 @pytest.mark.parametrize("with_nli", [False, True])
 def test_q2_equals_the_published_pipeline(folders, with_nli):
-    names = ["questions", "answers"] + ["nli"] * with_nli
-    metric = "q2 " + " ".join(f"{name}={folders[name]}" for name in names)
-    published = Published(folders)
-    pairs = zip(ANSWERS, ROWS, strict=True)
-    scores = [published.score(one, row["columns"]["knowledge"], with_nli) for one, row in pairs]
+    answers, rows = [*ANSWERS, "of the"], [*ROWS, ROWS[0]]
+    published, scores = Published(folders["nli"]), []
+    for answer, row in zip(answers, rows, strict=True):
+        scores.append(published.score(answer, row["columns"]["knowledge"], with_nli))
+    assert published.seen.keys() >= {"equal", "partial", "different", "no question"}
+    assert not with_nli or published.seen.keys() >= {"entailment", "contradiction", "neutral"}
     known = [score for score in scores if score is not None]
-    print(published.branches, scores)
-    assert published.branches.keys() >= {"equal", "different", "no question"}
-    # The score is a mean of equal numbers in the same order.
-    assert score_answers(metric, ANSWERS, REFERENCES, ROWS) == pytest.approx(
-        sum(known) / len(known)
-    )
-    assert not list(build_metric(metric).parameters())
+    metric = f"q2 {PARTS}" + f" nli={folders['nli']}" * with_nli
+    found = score_answers(metric, answers, [[""]] * len(answers), rows)
+    assert found == pytest.approx(sum(known) / len(known))  # the order of sums differs
 
 
-class Listed(Questions):
-    """Asks for every candidate, first in a personal way."""
-
-    def ask(self, candidate, text):
-        return ["What do you say?", f"Where is {candidate}?"]
-
-
-class Longest(Answers):
-    """The word that is asked for if the text has it, else the text's last word."""
-
-    def answer(self, question, text):
-        words = text.rstrip(".").split()
-        asked = question.rstrip("?").split()[-1]
-        return asked if asked in words else words[-1] if len(words) > 1 else ""
-
-
-@pytest.mark.parametrize(
-    ("answer", "knowledge", "expected"),
-    [
-        ("It is in Paris.", "The tower is in Paris.", 1),
-        ("It is in Paris.", "The tower is in Rome.", 0),
-        ("Paris and Rome", "Rome has it", 0.5),
-        ("It is in the", "The tower is in Paris.", math.nan),
-        ("It is in Paris.", "Rome", 0),  # the knowledge has no answer
-    ],
-)
-def test_custom_parts(answer, knowledge, expected):
-    metric = f"q2 questions={__name__}:Listed answers={__name__}:Longest"
-    assert __name__ in sys.modules  # otherwise --trust is needed
-    found = score_answers(metric, [answer], [[""]], [{"columns": {"knowledge": knowledge}}])
-    assert found == pytest.approx(expected, nan_ok=True)
+def test_questions_and_answers_by_models_equal_a_loop_over_their_outputs(folders):
+    metric = build_metric(f"q2 questions={folders['questions']} answers={folders['answers']}")
+    assert not list(metric.parameters())
+    tokenizer = BertTokenizer.from_pretrained(folders["answers"])
+    reader = BertForQuestionAnswering.from_pretrained(folders["answers"]).eval()
+    spans = set()
+    for answer, row in zip(ANSWERS, ROWS, strict=True):
+        asked = tokenizer(answer, row["columns"]["knowledge"], return_tensors="pt")
+        with torch.no_grad():
+            found = reader(**asked)
+        span = slice(int(found.start_logits[0].argmax()), int(found.end_logits[0].argmax()) + 1)
+        words = [WORDS[i] for i in asked["input_ids"][0].tolist()[span]]
+        expected = " ".join(word for word in words if word not in WORDS[:4])
+        assert metric._answers.answer(answer, row["columns"]["knowledge"]) == expected
+        spans.add(expected)
+    assert len(spans) > 3
+    generator = T5ForConditionalGeneration.from_pretrained(folders["questions"]).eval()
+    asked = tokenizer("answer: paris  context: old paris", return_tensors="pt")
+    beams = {"num_beams": 5, "num_return_sequences": 5, "early_stopping": True}
+    beams |= {"no_repeat_ngram_size": 3, "max_length": 128}
+    ids = generator.generate(asked["input_ids"], **beams)
+    expected = [tokenizer.decode(one, skip_special_tokens=True) for one in ids]
+    assert metric._questions.ask("paris", "old paris") == expected
+    assert len({*expected}) == 5
 
 
 def test_candidates_lie_between_function_words():
-    found = Longest, list(Listed().candidates("In 1889, Gustave Eiffel's tower cost 6.5 million."))
-    assert found[1] == ["1889", "Gustave Eiffel's tower cost 6.5 million"]
+    found = Asking().candidates("In 1889, Gustave Eiffel's tower cost 6.5 million, I think.")
+    assert list(found) == ["1889", "Gustave Eiffel's tower cost 6.5 million", "think"]
 
 
 @pytest.mark.parametrize(
