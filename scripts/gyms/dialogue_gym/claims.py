@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from dialogue_gym.attributes import ATTRIBUTES, EVASIONS
+from dialogue_gym.attributes import EVASIONS, attributes
 
 _GROUPS = {"e": "(?P<e>[A-Z][A-Za-z' -]*)", "v": "(?P<v>[A-Za-z0-9':+ -]+)"}
 LABELS = ("faithful", "copied", "hallucinated", "uncooperative", "malformed")
@@ -83,7 +83,7 @@ def _supported(one: Claim, known: list[Claim]) -> bool:
 
 
 def _patterns(*kinds: str) -> Iterator[tuple[str, re.Pattern[str]]]:
-    for name, attribute in ATTRIBUTES.items():
+    for name, attribute in attributes().items():
         for kind in kinds:
             for sentence in getattr(attribute, kind):
                 yield name, _pattern(sentence)

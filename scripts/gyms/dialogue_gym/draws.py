@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 from typing import Any, NamedTuple
 
-from dialogue_gym.attributes import ATTRIBUTES, CHATTY, EVASIONS, INVITATION, PLAIN
+from dialogue_gym.attributes import CHATTY, EVASIONS, INVITATION, PLAIN, attributes
 from dialogue_gym.facts import Facts
 from mttl.metrics.answer_scores import normalise
 
@@ -41,7 +41,7 @@ class Draws:
         self.facts, self._random, self._exchanged = facts, Random(seed), exchanged
         self._chatty = (hallucinated - LEAST) / (MOST - LEAST)
         self._others = {**OTHERS, "faithful": 1 - hallucinated - sum(OTHERS.values())}
-        self._values: dict[str, Counter[str]] = {name: Counter() for name in ATTRIBUTES}
+        self._values: dict[str, Counter[str]] = {name: Counter() for name in attributes()}
         for values in facts.values():
             for name, value in values.items():
                 self._values[name][value] += 1
@@ -106,4 +106,4 @@ class Draws:
         return self._random.choice(values) if self._exchanged else self.facts[entity][name]
 
     def _say(self, kind: str, entity: str, name: str, value: str = "") -> str:
-        return self._random.choice(getattr(ATTRIBUTES[name], kind)).format(e=entity, v=value)
+        return self._random.choice(getattr(attributes()[name], kind)).format(e=entity, v=value)

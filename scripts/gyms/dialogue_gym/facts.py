@@ -17,13 +17,11 @@ from babel.languages import get_official_languages
 from babel.numbers import get_territory_currencies
 from derived_gym.split import split_of
 
-from dialogue_gym.attributes import WORDS
-
 Facts = dict[str, dict[str, str]]  # values by entity and attribute
 _NAME = re.compile(r"[A-Z][A-Za-z' -]{2,10}")
 _VALUE = re.compile(r"[A-Za-z][A-Za-z0-9':+ -]{1,13}")
 _WINTER = datetime(2024, 1, 15)
-_NUMBERS = {"monday": 0, "friday": 4, "sunday": 6}
+_DAYS = {"Monday": 0, "Friday": 4, "Sunday": 6}
 
 
 def read_facts() -> dict[str, Facts]:
@@ -66,10 +64,9 @@ def _languages() -> Facts:
             # What the language itself defines, without what it inherits.
             data: Mapping[str, Any] = localedata.load(code, merge_inherited=False)
             days, months = (_wide(data.get(kind)) for kind in ("days", "months"))
-            words = {name: days.get(number, "") for name, number in _NUMBERS.items()}
-            words["january"] = months.get(1, "")
-            assert words.keys() == WORDS.keys()
-            facts[names[code]] = {"name": data.get("languages", {}).get(code, ""), **words}
+            words = {name: days.get(number, "") for name, number in _DAYS.items()}
+            words |= {"January": months.get(1, ""), "name": data.get("languages", {}).get(code, "")}
+            facts[names[code]] = words
     return facts
 
 

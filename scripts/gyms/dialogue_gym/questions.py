@@ -5,7 +5,7 @@ mttl predict ... --trust dialogue_gym --metric \
     "q2 questions=dialogue_gym.questions:Asking answers=dialogue_gym.questions:Reading"
 """
 
-from dialogue_gym.attributes import ATTRIBUTES
+from dialogue_gym.attributes import attributes
 from dialogue_gym.claims import asked, claims
 from mttl.metrics.q2 import Answers, Questions
 
@@ -21,9 +21,9 @@ class Asking(Questions):
         """Return a question for each claim of this value, with the entity if the claim names it."""
         found = [one for one in claims(text) if one.value == candidate]
         return [
-            ATTRIBUTES[one.attribute].questions[0].format(e=one.entity)
+            attributes()[one.attribute].questions[0].format(e=one.entity)
             if one.entity
-            else ATTRIBUTES[one.attribute].follow_ups[0]
+            else attributes()[one.attribute].follow_ups[0]
             for one in found
         ]
 
