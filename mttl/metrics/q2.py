@@ -69,7 +69,8 @@ class GeneratedQuestions(_Local, Questions):
         asked = tokenizer(f"answer: {candidate}  context: {text}", return_tensors="pt", **lengths)
         n: dict[str, Any] = {"num_beams": _N_QUESTIONS, "num_return_sequences": _N_QUESTIONS}
         n |= {"no_repeat_ngram_size": 3, "max_length": 128, "early_stopping": True}
-        ids = model.generate(**asked.to(model.device), **n, do_sample=False)
+        inputs = {key: asked[key].to(model.device) for key in ("input_ids", "attention_mask")}
+        ids = model.generate(**inputs, **n, do_sample=False)
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [text.replace("question: ", "", 1) for text in texts]
 

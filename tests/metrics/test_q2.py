@@ -60,7 +60,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "nli": BertForSequenceClassification(BertConfig(**sizes, **names)),
     }
     for name, model in models.items():
-        fill(model, 3)  # the classifier of this seed gives all labels
+        fill(model, 6)  # the classifier of this seed gives all labels
         model.save_pretrained(place / name)
         BertTokenizer(str(place / "words.txt")).save_pretrained(place / name)
     return {name: place / name for name in models}
