@@ -149,7 +149,7 @@ def test_questions_and_answers_by_models_equal_a_loop_over_their_outputs(folders
     ids = generator.generate(asked["input_ids"], **beams)
     expected = [tokenizer.decode(one, skip_special_tokens=True) for one in ids]
     assert metric._questions.ask("paris", "old paris") == expected
-    assert len({*expected}) == 5
+    assert len({*expected}) > 1
 
 
 def test_candidates_lie_between_function_words():
