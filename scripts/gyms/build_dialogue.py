@@ -5,13 +5,14 @@
 
 A row has knowledge of two or three sentences, one to three turns, and a response. Entities of
 train, dev and test are disjoint, and in training rows values are exchanged between entities at
-random; so the knowledge is needed to answer. All test rows have faithful
+random; so the knowledge is needed to answer. The rows of `dev.jsonl` and `test.jsonl` have faithful
 references. Equal options give equal files, with the same versions of the packages that
 `dialogue_gym.facts` names. `talk` is trained by default; choose others by `data.partition`:
 
 - `talk`: a mix of faithful, copied and hallucinated responses. Chatty users get most of the
   hallucinated ones, so that greedy search hallucinates about as often as the mix.
 - `expert`, `anti_expert`: only faithful responses in other words, and only hallucinated ones.
+- `control`: as `talk`, with codes of the words that a response shares with its knowledge.
 - `channel`: from response and turns to the knowledge. `lm`: the response without the knowledge.
 """
 
@@ -41,8 +42,9 @@ def rows_of(seed: int, n_train: int, n_test: int, share: float) -> Iterator[tupl
             exchanged = split == "train"
             draws = Draws(facts[split], f"{seed} {name} {split}", share, exchanged=exchanged)
             yield f"{name}_{split}", [draws.row(label) for _ in range(n_rows)]
-    draws = Draws(facts["test"], f"{seed} test", share, exchanged=False)
-    yield "test", [draws.row("faithful") for _ in range(n_test)]
+    for split in ("dev", "test"):
+        draws = Draws(facts[split], f"{seed} {split}", share, exchanged=False)
+        yield split, [draws.row("faithful") for _ in range(n_test)]
 
 
 def tasks() -> dict[str, Any]:
@@ -56,6 +58,7 @@ def tasks() -> dict[str, Any]:
         name: {"side": "train" if name == "talk" else "test", "source": source(name)}
         for name in ("talk", "expert", "anti_expert")
     }
+    found["control"] = found["talk"] | {"side": "test", "control": {"knowledge_f1": 3}}
     plain = {"kind": "text-to-text", "side": "test"}
     channel = {"input": "assistant: {response}\n{history|turns}", "output": "{knowledge}"}
     found["channel"] = plain | {"metric": "rouge", "source": source("expert")} | channel

@@ -111,4 +111,5 @@ def test_the_tasks_can_be_built(tmp_path: Path) -> None:
     SCRIPT.main(["--out", str(out), "--rows", "40", "--test-rows", "10"])
     given = ["--config", str(out / "tasks.yaml"), "--out", str(out / "built"), "--workers", "1"]
     assert build.main(given) == 0
-    assert {*Gym(out / "built").tasks()} == {"talk", "expert", "anti_expert", "channel", "lm"}
+    names = {"talk", "expert", "anti_expert", "control", "channel", "lm"}
+    assert {*Gym(out / "built").tasks()} == names
