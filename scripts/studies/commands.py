@@ -55,8 +55,8 @@ class CommandStudy(Section):
     """Commands in their order by name: of mttl, or a script if it ends in .py."""
     methods: Annotated[dict[str, AnsweringMethod], Field(min_length=1)]
     """Methods by name."""
-    sweep: dict[str, Any] | None = None
-    """Settings of `mttl sweep`, whose methods are compared too."""
+    sweeps: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of `mttl sweep` by name, whose methods are compared too; they also know {split}."""
     metrics: Annotated[list[str], Field(min_length=2)]
     """Metrics of the answers; the figure shows the first against the others."""
     choose: Annotated[list[str], Field(min_length=1)]
@@ -99,12 +99,11 @@ class Commands:
         study, place = self.study, self.out / f"seed-{seed}"
         for name, text in study.prepare.items():
             yield Stage(name, shlex.split(text.format_map(self.names(seed))))
-        if study.sweep is not None:
+        for sweep in study.sweeps:
             for split in SPLITS:
-                folder = place / f"sweep-{split}"
-                words = ["sweep", str(place / "sweep.yaml"), "--split", split]
-                words += ["--out", str(folder)]
-                yield Stage(f"sweep-{split}", words, folder / "scores.csv")
+                folder = place / f"{sweep}-{split}"
+                words = ["sweep", f"{folder}.yaml", "--out", str(folder)]
+                yield Stage(f"sweep-{sweep}-{split}", words, folder / "scores.csv")
         for method, one in study.methods.items():
             for split in SPLITS:
                 for weight in one.weights:
@@ -120,15 +119,15 @@ class Commands:
         """Run the missing commands of a seed."""
         place = self.out / f"seed-{job.seed}"
         place.mkdir(parents=True, exist_ok=True)
-        if self.study.sweep is not None:
-            text = yaml12.dump(filled(self.study.sweep, self.names(job.seed)))
-            write_text(place / "sweep.yaml", text)
+        for sweep, settings in self.study.sweeps.items():
+            for split in SPLITS:
+                tree = settings | {"metrics": self.study.metrics}
+                text = yaml12.dump(filled(tree, self.names(job.seed, split=split)))
+                write_text(place / f"{sweep}-{split}.yaml", text)
         for stage in self.stages(job.seed):
             cost = place / "costs" / f"{stage.name}.json"
             if not Cost.so_far(cost).ended:
-                script = stage.command[0].endswith(".py")
-                command = stage.command if script else ["-m", "mttl", *stage.command]
-                processes.run(command, place / "logs" / f"{stage.name}.log", cost)
+                processes.run(started(stage.command), place / "logs" / f"{stage.name}.log", cost)
 
     def ended(self, job: Job) -> bool:
         """Return whether all commands of a seed have succeeded."""
@@ -149,8 +148,9 @@ class Commands:
             rows = list(csv.DictReader(file))
         for row in rows:
             if "weight" in row:  # of a sweep, with a column for each metric
-                split, method = name.removeprefix("sweep-"), row["method"]
-                weight = float(row["weight"])
+                split, method, weight = name.split("-")[-1], row["method"], float(row["weight"])
+                if method == "base":  # without a merge
+                    continue
                 cells = {metric: row[metric] for metric in self.study.metrics}
             else:
                 method, weight, split = name.removesuffix("-score").rsplit("-", 2)
@@ -189,6 +189,16 @@ class Commands:
             spread = f" ± {stdev(found):.1f}" if len(found) > 1 else ""
             cells.append(f"{fmean(found):.1f}{spread}")
         return cells
+
+
+def started(command: list[str]) -> list[str]:
+    """Return the arguments of Python for a command; a training that was interrupted resumes."""
+    if command[0].endswith(".py"):
+        return command
+    settings = dict(word.split("=", 1) for word in command if "=" in word)
+    run = Path(settings.get("run.dir", "")) / settings.get("run.name", "")
+    resumed = ["--resume"] * (command[0] == "train" and "run.name" in settings and run.is_dir())
+    return ["-m", "mttl", *command, *resumed]
 
 
 def filled(tree: Any, names: dict[str, str]) -> Any:

@@ -19,11 +19,12 @@ STUDY = """
 question: Which?
 seeds: [1, 2]
 names: {run: "{out}/run-{seed}"}
-prepare: {train: "train -k run.name={run}"}
+prepare: {train: "train -k run.dir={out} run.name=run-{seed}"}
 methods:
   base: {command: "predict --from {run} --in {split}.jsonl --out {answers}"}
   sharp: {command: "predict --from {run} --weight {weight} --out {answers}", weights: [0.5, 2]}
-sweep: {run: "{run}", methods: {away: {method: {kind: arithmetic}, weights: [1]}}}
+sweeps:
+  removal: {run: "{run}", table: "{split}.jsonl", methods: {away: {weights: [1]}}}
 metrics: [exact, "critic model=m label=l"]
 choose: [exact]
 """
@@ -44,7 +45,7 @@ class Pretended:
         if command[2] == "sweep":
             folder = Path(command[-1])
             folder.mkdir(parents=True)
-            text = f"method,weight,exact,critic model=m label=l\naway,1,0.{seed},0.5\n"
+            text = f"method,weight,exact,critic model=m label=l\naway,1,0.{seed},0.5\nbase,0,0,0\n"
             (folder / "scores.csv").write_text(text)
         elif command[2] == "score":
             *_, weight, split = Path(command[3]).stem.split("-")
@@ -70,11 +71,17 @@ def test_finished_commands_are_not_repeated(commands, tmp_path: Path) -> None:
     commands.run(job, whole)
     assert commands.ended(job)
     out = tmp_path / "out"
+    training = next(commands.stages(1)).command
+    assert "--resume" not in COMMANDS.started(training)
+    (out / "run-1").mkdir()
+    assert COMMANDS.started(training)[-1] == "--resume"
     words = [" ".join(command[2:]) for command in stopped.commands]
-    assert words[0] == f"train -k run.name={out}/run-1"
-    assert words[1] == f"sweep {out}/seed-1/sweep.yaml --split dev --out {out}/seed-1/sweep-dev"
+    assert words[0] == f"train -k run.dir={out} run.name=run-1"
+    assert words[1] == f"sweep {out}/seed-1/removal-dev.yaml --out {out}/seed-1/removal-dev"
     assert words[3].endswith(f"--in dev.jsonl --out {out}/seed-1/base-1-dev.jsonl")
-    assert f"run: {out}/run-1" in (out / "seed-1" / "sweep.yaml").read_text()
+    written = (out / "seed-1" / "removal-dev.yaml").read_text()
+    assert f"run: {out}/run-1" in written
+    assert "table: dev.jsonl" in written
     assert whole.commands[0] == stopped.commands[-1]
     names = [stage.name for stage in commands.stages(1)]
     assert len(names) == len(stopped.commands) + len(whole.commands) - 1
