@@ -1,4 +1,4 @@
-r"""Task arithmetic, DARE and TIES.
+r"""Task arithmetic, DARE, DELLA and TIES.
 
 A task vector is :math:`\tau_i = \theta_i - \theta_0`. Adding it to the base improves it on the
 data of model i, and subtracting it makes the base forget them. The functions take one tensor at a
@@ -39,20 +39,44 @@ def add_task_vectors(
 
 
 def drop_and_rescale(
-    vector: Float[Tensor, "*shape"], density: float, generator: torch.Generator
+    vector: Float[Tensor, "*shape"],
+    density: float,
+    generator: torch.Generator,
+    spread: float = 0.0,
 ) -> Float[Tensor, "*shape"]:
     r"""Return :math:`m \odot \tau / d` with a random mask m of density d (DARE).
 
     The expectation is the vector. Successive ranges of a tensor with one generator get the mask of
-    the whole tensor.
+    the whole tensor. With a ``spread``, d are the `keep_probabilities` of DELLA, of whole rows.
 
     References:
         Yu et al., *Language Models are Super Mario: Absorbing Abilities from Homologous Models as a
         Free Lunch*, ICML 2024, arXiv:2311.03099.
     """
     check_density(density)
-    kept = torch.bernoulli(torch.full_like(vector, density), generator=generator)
-    return vector * kept / density
+    shares = torch.full_like(vector, density)
+    if spread:
+        shares = keep_probabilities(vector, density, spread)
+    kept = torch.bernoulli(shares, generator=generator)
+    return vector * kept / shares
+
+
+def keep_probabilities(
+    vector: Float[Tensor, "*shape"], density: float, spread: float
+) -> Float[Tensor, "*shape"]:
+    """Return the probabilities with which DELLA keeps entries.
+
+    They grow with the rank of the magnitude in its row, from ``density - spread`` to
+    ``density + spread``.
+
+    References:
+        Deep, Bhardwaj and Poria, *DELLA-Merging: Reducing Interference in Model Merging through
+        Magnitude-Based Sampling*, 2024, arXiv:2406.11617.
+    """
+    rows = vector.reshape(-1, vector.shape[-1]) if vector.ndim else vector.reshape(1, 1)
+    ranks = rows.abs().argsort(dim=1, stable=True).argsort(dim=1).to(vector.dtype)
+    ranks = ranks / max(rows.shape[1] - 1, 1)
+    return (density - spread + 2 * spread * ranks).view_as(vector)
 
 
 def mask_generator(seed: int, model: int, name: str) -> torch.Generator:

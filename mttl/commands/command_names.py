@@ -11,5 +11,6 @@ MORE = {
         for name in ("merge", "sweep", "fisher", "compose", "library", "convert", "quark")
     },
     **{"add-tasks": "add_tasks", "merge-task": "merge_task", "import": "import_peft"},
+    "extract-lora": "extract_lora",
     **{"babyai record": "babyai_record", "babyai film": "babyai_film"},
 }

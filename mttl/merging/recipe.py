@@ -1,9 +1,10 @@
 """The recipe of a merge: models, method and output."""
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, PositiveFloat, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError, model_validator
 
 from mttl.config.config_errors import format_errors
 from mttl.config.section import Section, Seed
@@ -98,10 +99,55 @@ class Dare(Section):
     """Election of signs, as for ties."""
 
 
+class Della(Dare):
+    """DELLA: DARE that keeps large entries of a row more often than small ones."""
+
+    kind: Literal["della"]
+    spread: PositiveFloat = 0.15
+    """Half of the difference between the largest and the smallest probability of a row."""
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if not self.spread < min(self.density, 1 - self.density):
+            raise ValueError(
+                f"density - spread and density + spread ({self.density}, {self.spread}) must lie "
+                "between 0 and 1"
+            )
+        return self
+
+
+class Slerp(Section):
+    """Spherical interpolation between the base and one model."""
+
+    kind: Literal["slerp"]
+    weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the model."""
+
+
+class ModelStock(Section):
+    """Model Stock: the mean of models, moved to the base by the angles between them."""
+
+    kind: Literal["model_stock"]
+
+
 MergeMethod = Annotated[
-    Arithmetic | CaPE | Elastic | ElasticCaPE | FisherAverage | Ties | Dare,
+    Arithmetic
+    | CaPE
+    | Elastic
+    | ElasticCaPE
+    | FisherAverage
+    | Ties
+    | Dare
+    | Della
+    | Slerp
+    | ModelStock,
     Field(discriminator="kind"),
 ]
+
+
+# Methods that use no weights of the models, and the advice.
+_ONE = "set method.weight instead"
+OWN_WEIGHT = {"cape": _ONE, "elastic_cape": _ONE, "slerp": _ONE, "model_stock": "leave it out"}
 
 
 class MergeBase(Section):
@@ -122,8 +168,9 @@ class Ingredient(Section):
     """Folder of a run trained on the base; its skills are mixed for one task."""
     task: Text | None = None
     """Task of the run."""
-    weight: PositiveFloat = 1.0
-    """Weight λ; the sign comes from the role."""
+    weight: PositiveFloat | Annotated[dict[str, NonNegativeFloat], Field(min_length=1)] = 1.0
+    """Weight λ; the sign comes from the role. Or weights by patterns of names of tensors; the first
+    that fits counts, and tensors that none fits have the weight 0."""
     role: Literal["expert", "anti_expert"] = "expert"
     """Role of the model: an expert is added, an anti-expert subtracted."""
     fisher: Text | None = None
@@ -136,6 +183,12 @@ class Ingredient(Section):
         if (self.run is None) != (self.task is None):
             raise ValueError("needs both run and task, whose routing weights are used")
         return self
+
+    def weight_of(self, tensor: str) -> float:
+        """Return the weight of a tensor."""
+        if not isinstance(self.weight, dict):
+            return self.weight
+        return next((x for name, x in self.weight.items() if fnmatchcase(tensor, name)), 0.0)
 
 
 class Recipe(Section):
@@ -154,18 +207,18 @@ class Recipe(Section):
     def _checked(self) -> Self:
         kind, problems = self.method.kind, []
         roles = [model.role for model in self.models]
-        if kind in ("cape", "elastic_cape"):
-            if sorted(roles) != ["anti_expert", "expert"]:
-                problems.append(
-                    f"models must be one expert and one anti_expert for {kind}, not "
-                    f"{', '.join(roles)}"
-                )
-            if any("weight" in model.model_fields_set for model in self.models):
-                problems.append(
-                    f"models: {kind} has one weight for both models: set method.weight instead"
-                )
-        if kind == "fisher_average" and "anti_expert" in roles:
-            problems.append("models must all be experts for fisher_average, which cannot subtract")
+        if kind in ("cape", "elastic_cape") and sorted(roles) != ["anti_expert", "expert"]:
+            problems.append(
+                f"models must be one expert and one anti_expert for {kind}, not {', '.join(roles)}"
+            )
+        if kind in ("fisher_average", "slerp", "model_stock") and "anti_expert" in roles:
+            problems.append(f"models must all be experts for {kind}, which cannot subtract")
+        if kind == "slerp" and len(roles) != 1:
+            problems.append(f"models must be one for slerp, not {len(roles)}")
+        if kind == "model_stock" and len(roles) < 2:
+            problems.append("models must be at least two for model_stock")
+        if kind in OWN_WEIGHT and any("weight" in x.model_fields_set for x in self.models):
+            problems.append(f"models: weight is not used by {kind}; {OWN_WEIGHT[kind]}")
         problems += self._about_fishers(kind)
         if problems:
             raise ValueError("\n".join(problems))

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.aggregation.fisher import elastic_removal, fisher_average
+from mttl.aggregation.interpolation import slerp, stock_average
 from mttl.aggregation.task_vectors import (
     Trimmer,
     add_task_vectors,
@@ -19,7 +20,17 @@ from mttl.aggregation.task_vectors import (
     trim,
 )
 from mttl.merging.mixture import Change
-from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
+from mttl.merging.recipe import (
+    CaPE,
+    Dare,
+    Della,
+    Elastic,
+    ElasticCaPE,
+    FisherAverage,
+    Recipe,
+    Slerp,
+    Ties,
+)
 from mttl.merging.weights_folder import Weights
 
 
@@ -37,12 +48,13 @@ class Parts:
     def merged(self, tensor: str, base: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the merged values of a tensor; call it for all tensors in order."""
         method = self.recipe.method
+        if not any(self.weights(tensor)):
+            return base
         return _RULES[method.kind](method, self, tensor, base)
 
-    @property
-    def weights(self) -> list[float]:
-        """The weight of every model."""
-        return [model.weight for model in self.recipe.models]
+    def weights(self, tensor: str) -> list[float]:
+        """Return the weight of every model for a tensor."""
+        return [model.weight_of(tensor) for model in self.recipe.models]
 
     def vectors(self, tensor: str, base: Float[Tensor, "*shape"]) -> list[Tensor]:
         """Return the tensor's part of every task vector, negated for anti-experts."""
@@ -66,7 +78,7 @@ class Parts:
 
 def _add(method: Any, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     both = isinstance(method, CaPE)
-    weights = [method.weight] * len(parts.changes) if both else parts.weights
+    weights = [method.weight] * len(parts.changes) if both else parts.weights(tensor)
     return add_task_vectors(base, parts.vectors(tensor, base), weights)
 
 
@@ -78,9 +90,10 @@ def _elastic(method: Elastic | ElasticCaPE, parts: Parts, tensor: str, base: Ten
         weights, base_weight = [method.weight], 1 - method.weight
     else:
         # Models that do not change a tensor contribute neither a vector nor to Z.
+        weights = parts.weights(tensor)
         having = [i for i, change in enumerate(parts.changes) if change.touches(tensor)]
         vectors, files = [vectors[i] for i in having], [parts.fishers[i] for i in having]
-        weights, base_weight = [parts.weights[i] for i in having], method.base_weight
+        weights, base_weight = [weights[i] for i in having], method.base_weight
     fishers = _measures(tensor, base, parts.base_fisher, *files)
     if not vectors or not fishers:
         return base
@@ -92,7 +105,7 @@ def _fisher_average(method: FisherAverage, parts: Parts, tensor: str, base: Tens
     if not (fishers := _measures(tensor, base, *parts.fishers)):
         return base
     vectors = parts.vectors(tensor, base)
-    return fisher_average(base, vectors, fishers, parts.weights, floor=method.floor)
+    return fisher_average(base, vectors, fishers, parts.weights(tensor), floor=method.floor)
 
 
 def _ties(method: Ties, parts: Parts, tensor: str, base: Tensor) -> Tensor:
@@ -103,17 +116,26 @@ def _ties(method: Ties, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     else:
         vectors = [trim(vector, method.density) for vector in vectors]
     how = {"election": method.election, "scale": method.scale}
-    return merge_agreeing(base, vectors, parts.weights, **how)
+    return merge_agreeing(base, vectors, parts.weights(tensor), **how)
 
 
-def _dare(method: Dare, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+def _dare(method: Dare | Della, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    spread = method.spread if isinstance(method, Della) else 0.0
     vectors = [
-        drop_and_rescale(vector, method.density, mask_generator(method.seed, place, tensor))
+        drop_and_rescale(vector, method.density, mask_generator(method.seed, place, tensor), spread)
         for place, vector in enumerate(parts.vectors(tensor, base))
     ]
     if method.then == "ties":
-        return merge_agreeing(base, vectors, parts.weights, election=method.election)
-    return add_task_vectors(base, vectors, parts.weights)
+        return merge_agreeing(base, vectors, parts.weights(tensor), election=method.election)
+    return add_task_vectors(base, vectors, parts.weights(tensor))
+
+
+def _slerp(method: Slerp, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    return slerp(base, base + parts.vectors(tensor, base)[0], method.weight)
+
+
+def _model_stock(method: Any, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    return stock_average(base, parts.vectors(tensor, base))
 
 
 def _measures(tensor: str, base: Tensor, *fishers: Weights | None) -> list[Tensor]:
@@ -130,4 +152,7 @@ _RULES: dict[str, Callable[[Any, Parts, str, Tensor], Tensor]] = {
     "fisher_average": _fisher_average,
     "ties": _ties,
     "dare": _dare,
+    "della": _dare,
+    "slerp": _slerp,
+    "model_stock": _model_stock,
 }

@@ -10,6 +10,7 @@ One tensor of each model is in memory at a time. The other files of the base (co
 tokenizer, index of shards) are copied.
 """
 
+import fnmatch
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -172,6 +173,10 @@ def open_parts(recipe: Recipe) -> Parts:
             changes.append(_open(model, base, problems))
         except CheckpointError as error:
             problems.append(str(error))
+    for model in recipe.models:
+        for pattern in model.weight if isinstance(model.weight, dict) else ():
+            if not fnmatch.filter(base, pattern):
+                problems.append(f"weight: '{pattern}' fits no tensor of '{path}'")
     if problems:
         raise CheckpointError("\n".join(problems))
 

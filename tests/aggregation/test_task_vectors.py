@@ -13,6 +13,7 @@ from mttl.aggregation.task_vectors import (
     add_task_vectors,
     drop_and_rescale,
     elect_signs,
+    keep_probabilities,
     kept_count,
     mask_generator,
     merge_agreeing,
@@ -48,6 +49,17 @@ def test_ranges_get_the_mask_of_the_whole() -> None:
     generator = mask_generator(1, 0, "a")
     parts = [drop_and_rescale(part, 0.3, generator) for part in vector.split(37)]
     assert torch.equal(torch.cat(parts), whole)
+
+
+def test_della_keeps_the_entries_that_mergekit_keeps() -> None:
+    """Printed by mergekit 0.1.5 with density 0.5 and epsilon 0.3, without rescaling."""
+    vector = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
+    shares = torch.tensor([[0.5, 0.8, 0.2], [0.8, 0.2, 0.5]])  # by rank in each row
+    torch.testing.assert_close(keep_probabilities(vector, 0.5, 0.3), shares)
+    for seed, kept in enumerate(([[1, -2, 0.5], [3, 0, 0]], [[0, -2, 0], [3, 0.25, 0]])):
+        found = drop_and_rescale(vector, 0.5, torch.Generator().manual_seed(seed), 0.3)
+        torch.testing.assert_close(found, torch.tensor(kept) / shares)
+    assert keep_probabilities(torch.tensor(2.0), 0.5, 0.3).shape == ()
 
 
 @given(

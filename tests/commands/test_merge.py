@@ -1,5 +1,6 @@
 """Recipes and Fisher information from the command line."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from helpers.chat_templates import save_tokenizer
 from helpers.gyms import TINY_LLAMA, TINY_T5, make_run, store_backbone, write_gym
 from mttl.aggregation.fisher import elastic_removal
 from mttl.assembly.model import load_run
+from mttl.commands import extract_lora as EXTRACT
 from mttl.commands import fisher as ESTIMATE
 from mttl.commands import merge as MERGE
 from mttl.io import yaml12
+from mttl.io.errors import CheckpointError
 from mttl.models.backbone import build_random
 
 
@@ -54,6 +57,32 @@ def recipe(folder: Path, **changes: object) -> Path:
     path = folder / "recipe.yaml"
     path.write_text(yaml12.dump(tree | changes))
     return path
+
+
+def test_a_difference_becomes_an_adapter(folder: Path, tmp_path: Path, capsys) -> None:
+    """PEFT's model with the adapter answers as the tuned model; the rank holds every change."""
+    peft = pytest.importorskip("peft")
+    base = AutoModelForSeq2SeqLM.from_pretrained(folder / "base").eval()
+    tuned, generator = copy.deepcopy(base), torch.Generator().manual_seed(3)
+    linear = [one for one in tuned.modules() if isinstance(one, torch.nn.Linear)]
+    changed = [one for one in linear if one is not tuned.lm_head]
+    with torch.no_grad():
+        for layer in changed[::2]:
+            out, into = layer.weight.shape
+            factors = [torch.randn(n, 2, generator=generator) for n in (out, into)]
+            layer.weight += 0.1 * factors[0] @ factors[1].t()
+    tuned.save_pretrained(tmp_path / "tuned")
+    given = ["--base", str(folder / "base"), "--model", str(tmp_path / "tuned")]
+    assert EXTRACT.main([*given, "--rank", "2", "--out", str(tmp_path / "adapter")]) == 0
+    assert f"{len(changed[::2])} layers, relative error" in capsys.readouterr().out
+    found = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    ids = torch.arange(3, 11)[None]
+    expected = tuned(input_ids=ids, decoder_input_ids=ids).logits
+    answer = found(input_ids=ids, decoder_input_ids=ids).logits
+    torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4)  # an SVD in each layer
+    same = ["--base", str(folder / "base"), "--model", str(folder / "base")]
+    with pytest.raises(CheckpointError, match="no linear layer of"):
+        EXTRACT.main([*same, "--out", str(tmp_path / "none")])
 
 
 def test_an_anti_expert_is_removed(folder: Path, tmp_path: Path) -> None:

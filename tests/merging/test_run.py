@@ -12,6 +12,7 @@ from transformers import BartForConditionalGeneration
 
 from helpers.backbones import fill, tiny_bart
 from mttl.aggregation.fisher import elastic_removal, fisher_average
+from mttl.aggregation.interpolation import slerp, stock_average
 from mttl.aggregation.task_vectors import (
     add_task_vectors,
     drop_and_rescale,
@@ -57,15 +58,17 @@ def make(models: Path) -> Make:
             | ({"fisher": str(models / f"{name}.safetensors")} if name in fishers else {})
             for name in NAMES
         )
-        role = {"role": "expert" if kind == "fisher_average" else "anti_expert"}
-        content = {"base": base, "models": [good, bad | role], "method": {"kind": kind, **method}}
+        only_experts = kind in ("fisher_average", "slerp", "model_stock")
+        role = {"role": "expert" if only_experts else "anti_expert"}
+        given = [good] if kind == "slerp" else [good, bad | role]
+        content = {"base": base, "models": given, "method": {"kind": kind, **method}}
         return Recipe.model_validate(content)
 
     return recipe
 
 
-def dropped(vector: Tensor, place: int, name: str) -> Tensor:
-    return drop_and_rescale(vector, 0.4, mask_generator(3, place, name))
+def dropped(vector: Tensor, place: int, name: str, spread: float = 0.0) -> Tensor:
+    return drop_and_rescale(vector, 0.4, mask_generator(3, place, name), spread)
 
 
 # What a method does to one tensor: name, θ0, τ of expert and anti-expert, Fisher information.
@@ -88,6 +91,11 @@ IN_MEMORY = {
     "dare, ties": lambda n, b, g, a, f: merge_agreeing(
         b, [dropped(g, 0, n), dropped(-a, 1, n)], [1.0, 1.0]
     ),
+    "della": lambda n, b, g, a, f: add_task_vectors(
+        b, [dropped(g, 0, n, 0.2), dropped(-a, 1, n, 0.2)], [1.0, 1.0]
+    ),
+    "slerp": lambda n, b, g, a, f: slerp(b, b + g, 0.3),
+    "model_stock": lambda n, b, g, a, f: stock_average(b, [g, a]),
 }
 SETTINGS = {
     "cape": {"weight": 0.5},
@@ -96,6 +104,8 @@ SETTINGS = {
     "ties": {"density": 0.3, "scale": 0.7},
     "dare": {"density": 0.4, "seed": 3},
     "dare, ties": {"density": 0.4, "seed": 3, "then": "ties"},
+    "della": {"density": 0.4, "seed": 3, "spread": 0.2},
+    "slerp": {"weight": 0.3},
 }
 
 
@@ -133,6 +143,21 @@ def test_it_is_a_model_and_says_how_it_was_made(make: Make, models: Path, tmp_pa
     model = BartForConditionalGeneration.from_pretrained(tmp_path / "again")
     names = dict(model.named_parameters())
     assert names.keys() == set(Weights(models / "base")) - {BUFFER}
+
+
+def test_weights_by_patterns(make: Make, models: Path, tmp_path: Path) -> None:
+    weights = {"*.decoder.*.fc1.*": 0.0, "*.decoder.*": 0.5}
+    tree = make("arithmetic").model_dump(exclude_none=True)
+    tree["models"] = [tree["models"][0] | {"weight": weights}]
+    merge_models(Recipe.model_validate(tree), tmp_path / "out")
+    base, good, found = map(Weights, (models / "base", models / "good", tmp_path / "out"))
+    for name in base:
+        share = 0.5 if ".decoder." in name and ".fc1." not in name else 0.0
+        expected = base[name] + share * (good[name] - base[name])
+        torch.testing.assert_close(found[name], expected)
+    tree["models"] = [tree["models"][0] | {"weight": {"*.dekoder.*": 0.5}}]
+    with pytest.raises(CheckpointError, match=r"weight: '\*.dekoder.\*' fits no tensor of"):
+        merge_models(Recipe.model_validate(tree), tmp_path / "wrong")
 
 
 def test_ties_may_trim_over_all_tensors(make: Make, models: Path, tmp_path: Path) -> None:
