@@ -176,6 +176,9 @@ NAMES = {
     ],
     "merge": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
     "sweep": [(["none.yaml", "--out", "x"], "'none.yaml' does not exist")],
+    "extract-lora": [
+        (["--base", "none", "--model", "x", "--out", "y"], "--base 'none' is not a folder")
+    ],
     "import": [(["none", "--out", "x"], "the folder 'none' does not exist")],
     "library": [(["list", "EMPTY"], "is not a library")],
     "quark": [

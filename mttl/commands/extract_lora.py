@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from mttl.commands.options import POSITIVE, CommandParser, command
+from mttl.io.errors import ConfigError
 from mttl.io.files import new_folder
 from mttl.runtime.command import say
 
@@ -27,6 +28,9 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Extract and write the adapter."""
+    for option, folder in (("--base", options.base), ("--model", options.model)):
+        if not folder.is_dir():
+            raise ConfigError(f"{option} '{folder}' is not a folder")
     from mttl.commands.export import accuracy
     from mttl.merging.extract import extract_lora, write_extracted
 

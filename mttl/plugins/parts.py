@@ -58,6 +58,8 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "skills": {
         "lora": "mttl.skills.weights.lora:LoRAInventory",
+        "dora": "mttl.skills.weights.dora:DoRAInventory",
+        "vera": "mttl.skills.weights.vera:VeRAInventory",
         "ia3": "mttl.skills.weights.ia3:IA3Inventory",
         "dense": "mttl.skills.weights.dense:DenseInventory",
         "sparse": "mttl.skills.weights.sparse:SparseInventory",

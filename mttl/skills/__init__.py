@@ -15,6 +15,7 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.bitfit import BitFitInventory
 from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.diff_pruning import DiffPruningInventory
+from mttl.skills.weights.dora import DoRAInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.ia3 import IA3Inventory
 from mttl.skills.weights.intrinsic import IntrinsicInventory
@@ -23,3 +24,4 @@ from mttl.skills.weights.lora import LoRAInventory
 from mttl.skills.weights.norm import NormInventory
 from mttl.skills.weights.sparse import SparseInventory
 from mttl.skills.weights.supermask import SupermaskInventory
+from mttl.skills.weights.vera import VeRAInventory

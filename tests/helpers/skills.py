@@ -31,6 +31,7 @@ from mttl.skills import (
     CompacterInventory,
     DenseInventory,
     DiffPruningInventory,
+    DoRAInventory,
     HeadMaskInventory,
     IA3Inventory,
     IntrinsicInventory,
@@ -47,6 +48,7 @@ from mttl.skills import (
     SparseAdapterInventory,
     SparseInventory,
     SupermaskInventory,
+    VeRAInventory,
     attach_skills,
 )
 from mttl.skills.gated import GatedInventory
@@ -143,6 +145,8 @@ OTHERS: dict[str, Make] = {
     "lora, gated": lambda i, o, k: GatedInventory(LoRAInventory(i, o, k, rank=2)),
     # A threshold amid the scores that tests fill in.
     "supermask": partial(SupermaskInventory, threshold=0.0),
+    "dora": partial(DoRAInventory, rank=RANK),
+    "vera": partial(VeRAInventory, rank=5),
 }
 
 

@@ -23,7 +23,7 @@ FOLDED = ("head_mask", "head_mask, soft", "norm")
 SEEN = ("prefix, joint", "prefix, computed", "prompt")
 HARD = ("head_mask",)
 # Of kinds on linear layers `test_uses.py` tests what needs no model.
-LINEAR = [*INVENTORIES, "krona-factors", "supermask"]
+LINEAR = [*INVENTORIES, "krona-factors", "supermask", "dora", "vera"]
 KINDS = [*PLACED, *LINEAR]
 ATTACHMENT_POINTS = {kind: kind_class(kind).attachment_point for kind in KINDS}
 # The first kind of every attachment point meets every family.
@@ -40,7 +40,7 @@ def cases(kinds: Sequence[str], half: int | None = None) -> pytest.MarkDecorator
     marked = []
     for place, kind in enumerate(kinds):
         for family in BACKBONES:
-            if (family, kind) == ("gpt2", "supermask"):  # which reads the weight of an nn.Linear
+            if family == "gpt2" and kind in ("supermask", "dora"):  # they need an nn.Linear
                 continue
             at_once = half is None or family in HALVES[(place + half) % 2]
             often = at_once if kind in FIRST else family == "t5"

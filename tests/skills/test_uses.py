@@ -121,7 +121,8 @@ def use(kind, name, inventory, dtype=torch.float64):
     return inventory.compose(base.weight, weights)
 
 
-MASKS = ("supermask", "head_mask", "head_mask, soft")  # which act before the layer has an output
+# Kinds that act before the layer has an output.
+MASKS = ("supermask", "head_mask", "head_mask, soft", "dora")
 HARD = ("supermask", "head_mask")  # a rounding may flip a gate
 CASES = [(kind, name) for name in USES for kind in HAVING[name]]
 
