@@ -77,6 +77,7 @@ def run_rounds(options: Namespace) -> None:
             "data.partition": {"train": tasks},
             "data.metrics": {**config.data.metrics, options.task: options.metric},
             "data.max_input_length": config.data.max_input_length + n_more,
+            "data.max_cut": None,  # samples may end at the longest length
             "optim.divergence": {"weight": options.divergence, "reference": str(options.source)},
         }
         file = folder / f"{number}.yaml"
