@@ -89,7 +89,7 @@ def test_codes_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:
     assert chosen.probabilities != run.choose("guide", [text], ["a", "b"])[0].probabilities
     with pytest.raises(TaskError, match=r"text 1: control .* may have knowledge_f1 from 1 to 3"):
         run.predict("guide", [asked[0] | {"control": {"knowledge_f1": 4}}])
-    with pytest.raises(TaskError, match="there are 1 texts, but control has 2 entries"):
+    with pytest.raises(TaskError, match="there are 2 codes and 1 texts"):
         run.predict("guide", [text], control=[low, low])
     with pytest.raises(TaskError, match="may have nothing: the task has no codes"):
         PromptForm().prompt_prefix("guide", low)

@@ -62,6 +62,7 @@ def check_heads(config: Config, heads: Mapping[str, HeadForm]) -> None:
             "router.consistency": bool(getattr(config.router, "consistency", 0)),
             "optim.label_smoothing": config.optim.label_smoothing > 0,
             "optim.separate": config.optim.separate,
+            "optim.divergence": config.optim.divergence is not None,
             "a custom loss": config.loss is not None,
             "adapt.gradient_free": adapt.gradient_free,
         }

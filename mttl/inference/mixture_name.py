@@ -25,10 +25,12 @@ def shares_of(name: str) -> dict[str, float]:
     """Return the tasks and numbers in a name; raises a TaskError if malformed."""
     kind = LOGITS if name.startswith(LOGITS) else MIXTURE
     shares = weights_of(name.removeprefix(kind).split(","))
-    if shares is None:
-        what = "a mixture" if kind == MIXTURE else "a sum of logits"
-        example = f"{kind}task_a=0.7,task_b={0.3 if kind == MIXTURE else -0.5}"
-        raise TaskError(f"{what} must have the form {example}, each task once")
+    if shares is None or (kind == LOGITS and next(iter(shares.values())) <= 0):
+        form = f"a mixture must have the form {MIXTURE}task_a=0.7,task_b=0.3, each task once"
+        if kind == LOGITS:
+            form = f"a sum of logits must have the form {LOGITS}task_a=1,task_b=-0.5, each task "
+            form += "once and the first weight above 0"
+        raise TaskError(form)
     return shares
 
 

@@ -26,7 +26,7 @@ from mttl.inference.option_scores import option_scores
 from mttl.inference.read_prompts import Ids
 from mttl.inference.reranking import asked_about
 from mttl.inference.task_options import OptionChoice, check_choices, choice_ids
-from mttl.io.errors import TaskError, nearest, raised_as
+from mttl.io.errors import TaskError, nearest, raised_as, require_positive
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import generate_texts
 from mttl.models.headed import headed_answers
@@ -41,6 +41,17 @@ def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]
     """Return batches of rows with similar length."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def _of_each(what: str, given: Any, texts: Sequence[object], *, shared: bool) -> list[Any]:
+    """Return what is given for each text."""
+    found = [given] * len(texts) if shared else list(given)
+    if len(found) != len(texts):
+        raise TaskError(
+            f"there are {len(found)} {what} and {len(texts)} texts; give one for all texts, or one "
+            "for each"
+        )
+    return found
 
 
 @torch.no_grad()
@@ -158,20 +169,19 @@ class Predictor:
             weight: Weight of the model's own logits.
 
         Raises:
-            TaskError: If a task is unknown, has a head or another vocabulary or end of answers, or
-                the weight is not above 0.
+            TaskError: If a task is unknown, has a head or another vocabulary or end of answers.
+            ValueError: If the weight is not above 0.
         """
-        if not 0 < weight < math.inf:
-            raise TaskError(f"the weight of the first task ({weight:g}) must be above 0")
+        require_positive(weight=weight)
         own = tokenizer_identity(self.tokenizer), self.encoder.answers([""])
         for run, task, _ in added:
             run.task_ids([task])
-            if run.form.task_heads or self.form.task_heads:
-                raise TaskError("tasks with heads and raw text have no logits of answers to add")
-            if (tokenizer_identity(run.tokenizer), run.encoder.answers([""])) != own:
+            theirs = tokenizer_identity(run.tokenizer), run.encoder.answers([""])
+            if theirs != own or run.form.task_heads or self.form.task_heads:
                 raise TaskError(
-                    f"the logits of '{task}' cannot be added: its model has another tokenizer or "
-                    "ends answers differently; combine models with one tokenizer and template"
+                    f"the logits of '{task}' cannot be added: its model has another tokenizer, "
+                    "ends answers differently, or does not generate them; combine models with one "
+                    "tokenizer and template"
                 )
         return replace(self, weight=weight, added=tuple(WeightedTask(*one) for one in added))
 
@@ -236,32 +246,26 @@ class Predictor:
             model, task = both
             options = {"batch_size": batch_size, "on_rows": on_rows, "control": control, **search}
             return model.predict(task, texts, candidates=candidates, rerank=rerank, **options)
-        if self.added and candidates > 1:
-            raise TaskError("candidates cannot be ranked by a sum of logits; use one task")
         self.task_ids([*(rerank or ())])
-        names, inputs, prefixes, task_ids = self._asked(tasks, texts, control)
+        ranks = candidates > 1
+        names, inputs, prefixes, task_ids = self._asked(tasks, texts, control, ranks=ranks)
         if self.model.heads is not None:
             rows = [row for row, _ in self.headed_rows(names, inputs)]
             return self.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
-        generates = search or self.added or candidates > 1
-        options = {} if generates else self.form.task_options
-        codes = control if isinstance(control, list) else [control] * len(texts)
+        options = {} if search or self.added or ranks else self.form.task_options
+        known = {name: self.choice_ids(options[name], name) for name in {*names} & {*options}}
         found: dict[int, str] = {}
-        if ranked := [place for place, name in enumerate(names) if name in options]:
-            chosen = self.choose(
-                [names[place] for place in ranked],
-                [texts[place] for place in ranked],
-                [options[names[place]] for place in ranked],
-                control=[codes[place] for place in ranked],
-                per_token=self.per_token,
-                batch_size=batch_size,
-            )
+        if ranked := [place for place, name in enumerate(names) if name in known]:
+            prompts = self.prompts([inputs[p] for p in ranked], [prefixes[p] for p in ranked])
+            ids = [known[names[place]] for place in ranked]
+            sizes = {"per_token": self.per_token, "batch_size": batch_size}
+            chosen = self.choose_encoded(task_ids[ranked], prompts, ids, **sizes)
             found = {place: own.answer for place, own in zip(ranked, chosen, strict=True)}
             on_rows(len(ranked))
         if rest := [place for place in range(len(names)) if place not in found]:
             self.model.eval()
             added, settings = self._added_prompts(texts, inputs), {**self.search, **search}
-            if candidates > 1:  # `rest` are all rows
+            if ranks:  # `rest` are all rows
                 settings["num_return_sequences"] = candidates
                 if settings["num_beams"] > 1 or not settings.get("do_sample"):
                     settings["num_beams"] = max(settings["num_beams"], candidates)
@@ -280,7 +284,7 @@ class Predictor:
                 on_rows=on_rows,
                 **settings,
             )
-            if candidates > 1:
+            if ranks:
                 each = [answers[i : i + candidates] for i in range(0, len(answers), candidates)]
                 given = task_ids, self.prompts(inputs, prefixes)
                 answers = self._best(names, texts, given, each, rerank or {}, batch_size)
@@ -328,7 +332,17 @@ class Predictor:
         ``added`` are the prompts of each of the tasks whose logits are added.
         """
         if added:
-            parts = [part.reading(prompts) for part, prompts in zip(self.added, added, strict=True)]
+            parts = [
+                AddedLogits(
+                    run.model.eval(),
+                    int(run.task_ids([task])),
+                    prompts,
+                    weight=weight,
+                    pad_id=pad_id_of(run.tokenizer),
+                    precision=run.precision,
+                )
+                for (run, task, weight), prompts in zip(self.added, added, strict=True)
+            ]
             start = inputs["input_ids"].shape[1] if self.decoder_only else 1
             summed = LogitSum(self.weight, parts, start)
             inputs["logits_processor"] = [summed, *inputs.get("logits_processor", ())]
@@ -365,15 +379,11 @@ class Predictor:
             model, task = both
             options = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
             return model.choose(task, texts, choices, control=control, **options)
-        if self.added:
-            raise TaskError("a sum of logits generates answers and cannot choose; name one task")
-        _, inputs, prefixes, task_ids = self._asked(tasks, texts, control)
+        _, inputs, prefixes, task_ids = self._asked(tasks, texts, control, ranks=True)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
         shared = all(isinstance(choice, str) for choice in choices)
-        of_each: Any = [choices] * len(texts) if shared else choices
-        if len(of_each) != len(texts):
-            raise TaskError(f"there are {len(texts)} texts, but choices for {len(of_each)}")
+        of_each = _of_each("lists of choices", choices, texts, shared=shared)
         known: dict[tuple[str, ...], dict[str, list[int]]] = {}
         for place, own in enumerate(of_each, 1):
             if tuple(own) not in known:
@@ -521,7 +531,12 @@ class Predictor:
         return [own[total.index(max(total))] for own, total in zip(rows, totals, strict=True)]
 
     def _asked(
-        self, tasks: str | Sequence[str], texts: Sequence[str | Record], control: Any
+        self,
+        tasks: str | Sequence[str],
+        texts: Sequence[str | Record],
+        control: Any,
+        *,
+        ranks: bool,
     ) -> tuple[list[str], list[str], list[PromptPrefix], torch.Tensor]:
         """Return tasks, inputs and prefixes of texts or records, and the ids of the tasks."""
         strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]
@@ -532,26 +547,20 @@ class Predictor:
             problem = f"text {strange[0] + 1} ({texts[strange[0]]!r}) must be a text or a record"
         if problem:
             raise TypeError(problem)
-        names = [tasks] * len(texts) if isinstance(tasks, str) else list(tasks)
-        if len(names) != len(texts):
-            raise TaskError(
-                f"there are {len(names)} tasks and {len(texts)} texts; give one task for all "
-                "texts, or one for each"
-            )
+        names = _of_each("tasks", tasks, texts, shared=isinstance(tasks, str))
+        codes = _of_each("codes", control, texts, shared=not isinstance(control, list))
+        if ranks and self.added:
+            raise TaskError("a sum of logits generates answers and cannot rank any; name one task")
         if raw := self.form.texts:
             raise TaskError(f"'{raw[0]}' is raw text without answers; merge or export its skills")
         task_ids = self.task_ids(names).to(self.device)
         inputs, prefixes = [], []
-        of_each = control if isinstance(control, list) else [control] * len(texts)
-        if len(of_each) != len(texts):
-            raise TaskError(f"there are {len(texts)} texts, but control has {len(of_each)} entries")
-        rows = zip(names, texts, of_each, strict=True)
-        for number, (name, text, codes) in enumerate(rows, 1):
+        for number, (name, text, given) in enumerate(zip(names, texts, codes, strict=True), 1):
             place, record = f"text {number}", {} if isinstance(text, str) else text
             filled = text if isinstance(text, str) else self.form.filled(name, text, place)
             inputs.append(filled.strip())
             with raised_as(TaskError, place, TaskError):
-                own = self.form.codes_in(name, record) if codes is None else codes
+                own = self.form.codes_in(name, record) if given is None else given
                 prefixes.append(self.form.prompt_prefix(name, own))
         return names, inputs, prefixes, task_ids
 
@@ -577,15 +586,6 @@ class WeightedTask(NamedTuple):
     run: Predictor
     task: str
     weight: float
-
-    def reading(self, prompts: Sequence[Ids]) -> AddedLogits:
-        """Return the logits of the task after prompts."""
-        run = self.run
-        run.model.eval()
-        own = {"pad_id": pad_id_of(run.tokenizer), "precision": run.precision}
-        return AddedLogits(
-            run.model, int(run.task_ids([self.task])), prompts, weight=self.weight, **own
-        )
 
 
 Model = TypeVar("Model", bound=Predictor)

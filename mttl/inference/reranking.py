@@ -34,28 +34,25 @@ def asked_about(
 ) -> list[tuple[str, str]]:
     """Return a task's input and answer for every candidate of every record, in order.
 
-    ``tasks`` are those that the candidates answer. Raises a `TaskError` for a text, and if a task
-    has no template or a record lacks a column.
+    ``tasks`` are those that the candidates answer. Raises a `TaskError` if a task has no template,
+    or a record lacks a column; a text has no columns.
     """
     found = []
     for number, (own, record, answers) in enumerate(
         zip(tasks, records, candidates, strict=True), 1
     ):
-        place = f"text {number}"
-        if isinstance(record, str):
-            raise TaskError(
-                f"{place} must be a record with the columns of '{own}' and '{task}' to rank "
-                "candidates by other tasks"
-            )
-        column = answer_column(form, own)
+        place, column = f"text {number}", answer_column(form, own)
+        columns = {} if isinstance(record, str) else record
         for answer in answers:
-            changed = {**record, column: answer}
+            changed = {**columns, column: answer}
             question = form.filled(task, changed, place)
-            right = form.task_templates[task].filled(changed, place).get("output")
-            if right in (None, "", []):
-                output = form.task_templates[task].output
-                problem = f"the answer of '{task}', {output}, is missing or empty in the record"
-                raise TaskError(f"{place}: {problem}")
+            template = form.task_templates[task]
+            right = template.filled(changed, place).get("output")
+            if not right:
+                raise TaskError(
+                    f"{place}: the answer of '{task}', {template.output}, is missing or empty in "
+                    "the record"
+                )
             found.append((question, right if isinstance(right, str) else right[0]))
     return found
 

@@ -315,12 +315,6 @@ def add_answers(
         metric.update(predictions, references, **given)
 
 
-def reads_rows(metric: Metric) -> bool:
-    """Return whether a metric compares answers with columns of their rows, not with references."""
-    has_rows = "rows" in inspect.signature(metric.update).parameters
-    return has_rows and getattr(metric, "against", None) != "references"
-
-
 def row_scores(
     name: str,
     predictions: Sequence[str],

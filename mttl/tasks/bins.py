@@ -45,9 +45,9 @@ def with_codes(rows: Iterable[tuple[Row, Mapping[str, int]]]) -> str:
 def add_codes(control: Mapping[str, int], folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Write codes into files of training rows, and the edges; return the new MD5 sums by file.
 
-    Raises a `TaskError` if a metric compares answers with references, or bins would be empty.
+    Raises a `TaskError` if bins would be empty, as for metrics that read only references.
     """
-    from mttl.metrics.crossfit import build_metric, reads_rows, row_scores  # imports torch
+    from mttl.metrics.crossfit import row_scores  # imports torch
 
     rows = {name: list(RowFile.scan(folder / name).rows()) for name in names}
     every = [row for own in rows.values() for row in own]
@@ -56,17 +56,13 @@ def add_codes(control: Mapping[str, int], folder: Path, names: Sequence[str]) ->
     )
     edges, codes = {}, [dict[str, int]() for _ in every]
     for metric, n_bins in control.items():
-        if not reads_rows(build_metric(metric)):
-            raise TaskError(
-                f"{CONTROL}: '{metric}' compares answers with references, so every training answer "
-                "is perfect; choose a metric that compares them with the row's knowledge"
-            )
         found, name = row_scores(metric, answers, references, sources), split_metric(metric)[0]
         edges[name] = bin_edges(found, n_bins)
         if (n_found := len(edges[name]) + 1) < n_bins:
             raise TaskError(
                 f"{CONTROL}: the scores of {len(every):,} training answers by '{metric}' fill only "
-                f"{n_found} of {n_bins} bins; lower their number, or remove the metric"
+                f"{n_found} of {n_bins} bins; lower their number, or choose a metric that compares "
+                "answers with the row's knowledge instead of references"
             )
         for row, code in zip(codes, codes_of(found, edges[name]).tolist(), strict=True):
             row[name] = code

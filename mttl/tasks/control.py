@@ -12,25 +12,11 @@ from pathlib import Path
 from mttl.io.errors import TaskError
 from mttl.io.files import write_text
 from mttl.io.reading import parse_json, read_json, shown
-from mttl.metrics.metric_names import metric_problem, split_metric
 
 CONTROL = "control"  # column of codes by metric, such as {"knowledge_f1": 3}
 # By metric, without its settings; codes may be JSON.
 Edges = Mapping[str, Sequence[float]]
 Codes = Mapping[str, int] | str
-
-
-def check_control(control: dict[str, int]) -> dict[str, int]:
-    """Return numbers of bins by metric; raises a `ValueError` if a metric or number is wrong."""
-    for metric, n_bins in control.items():
-        if problem := metric_problem(metric):
-            raise ValueError(f"the metric '{metric}' {problem}")
-        if n_bins < 2:
-            raise ValueError(f"'{metric}' ({n_bins}) must have at least 2 bins")
-    names = [split_metric(metric)[0] for metric in control]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{', '.join(names)} must not contain a metric twice")
-    return control
 
 
 def code_text(edges: Edges, given: Codes | None = None) -> str:

@@ -176,16 +176,13 @@ def _label(begin: list[Any], place: str) -> str:
 
 def _dialogues(path: str | Path) -> list[Any]:
     """Return the list in a JSON file."""
-    try:
-        return read_json(path, TaskError, list)
-    except TaskError as error:
-        first = next(text_lines(Path(path)), "").strip()
-        if not (first.startswith("{") and first.endswith("}")):
-            raise
+    first = next(text_lines(Path(path)), "").strip()
+    if first.startswith("{") and first.endswith("}"):
         raise TaskError(
             f"'{path}' has one object per line, but the format is one list of dialogues: write "
             "[…] with commas, or remove 'format' if a line is a record"
-        ) from error
+        )
+    return read_json(path, TaskError, list)
 
 
 def _items(value: Any, key: str, place: str, name: str) -> Iterator[tuple[str, Any]]:

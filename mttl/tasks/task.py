@@ -12,7 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from mttl.io.record import STRICT
 from mttl.metrics.metric_names import folder_problem, metric_problem
-from mttl.tasks.control import check_control
 from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
@@ -64,6 +63,9 @@ def _metric(value: str) -> str:
     if problem := metric_problem(value) or folder_problem(value):
         raise ValueError(problem)
     return value
+
+
+Metric = Annotated[str, AfterValidator(_metric)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -123,7 +125,7 @@ class Task:
     kind: Kind
     input: Text
     output: Text
-    metric: Annotated[str, AfterValidator(_metric)]
+    metric: Metric
     category: str
     description: str
     labels: tuple[str, ...] = ()
@@ -134,7 +136,7 @@ class Task:
     cleaning: Literal[*TEXT_FILTERS] | None = None  # type: ignore[valid-type]
     prepare: Literal[*FUNCTIONS] | None = None  # type: ignore[valid-type]
     side: Side = "train"
-    control: Annotated[dict[str, int], AfterValidator(check_control)] = field(default_factory=dict)
+    control: dict[Metric, Annotated[int, Field(ge=2)]] = field(default_factory=dict)
 
     @property
     def reproducible(self) -> bool:

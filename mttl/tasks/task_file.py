@@ -15,7 +15,7 @@ from mttl.io import yaml12
 from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, shown
 from mttl.io.record import check
-from mttl.metrics.metric_names import TEXT_METRIC
+from mttl.metrics.metric_names import TEXT_METRIC, split_metric
 from mttl.tasks import dialogue
 from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.rows import ALL_ENDINGS, is_saved
@@ -119,6 +119,8 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         f"category: '{task.category}' must have the form 'one/two'": task.category.count("/") != 1,
         f"control: '{task.kind}' has no generated answers; remove it": bool(task.control)
         and (text or task.kind in _HEADED),
+        "control: must not contain a metric twice": len({split_metric(one)[0] for one in task.control})
+        < len(task.control),
         "'references: distinct' and the filter 'set' in the output require each other; they "
         f"are '{task.references}' and '{task.output}'": (task.references == "distinct")
         is not bool(re.search(r"\|set\b", task.output)),

@@ -126,20 +126,19 @@ class TextToTextModule(ResumableModule):
         choice = self.model.router.choice_loss(ids, routing.mixing[:, :n], fared[:n])
         if choice is not None:
             routing.add_losses({"choice": global_mean(choice, ids, batch.get("step_rows"))})
+        apart = {}
         if weight := self.model.router.consistency:
-            assert places is not None  # heads do not work with it
-            other = _answered(self.model, batch)[0]
-            apart = at_places(divergences(logits, other), places, labels)
-            distance = global_mean(apart, labels, batch.get("step_tokens"))
-            routing.add_losses({"consistency": weight * distance})
+            apart["consistency"] = weight, divergences(logits, _answered(self.model, batch)[0])
         if self.fixed_model is not None:
-            assert places is not None  # heads do not work with it
             task_ids = self._fixed_ids.to(ids.device)[batch["task_ids"]]
             with torch.no_grad():
                 fixed = _answered(self.fixed_model.eval(), {**batch, "task_ids": task_ids})[0]
-            apart = at_places(divergences_from(fixed, logits), places, labels)
-            distance = global_mean(apart, labels, batch.get("step_tokens"))
-            routing.add_losses({"divergence": self._fixed_weight * distance})
+            apart["divergence"] = self._fixed_weight, divergences_from(fixed, logits)
+        for name, (weight, distances) in apart.items():
+            assert places is not None  # heads do not work with it
+            distances = at_places(distances, places, labels)
+            mean = global_mean(distances, labels, batch.get("step_tokens"))
+            routing.add_losses({name: weight * mean})
         if self.option_training is not None:
             routing.add_losses(self.option_training.losses(self.model, batch))
         return losses, labels, routing
@@ -309,12 +308,7 @@ class TextToTextModule(ResumableModule):
         self.option_training = OptionTraining(self._option_scorer(options, form, True), **weights)
 
     def stay_near(self, fixed: SkilledModel, task_ids: Int[Tensor, "T"], weight: float) -> None:
-        """Add the divergence from a fixed model, with its own ids of the tasks, to training.
-
-        Raises a `ConfigError` if tasks have heads.
-        """
-        if self.model.heads is not None:
-            raise ConfigError("optim.divergence needs generated answers, not heads; remove it")
+        """Add the divergence from a fixed model, with its own ids of the tasks, to training."""
         self.fixed_model = fixed.requires_grad_(False)
         self._fixed_ids, self._fixed_weight = task_ids, weight
 

@@ -134,8 +134,8 @@ def test_names(runs) -> None:
     assert run.predict("logits:copy=1,reverse=-0.5", WORDS, batch_size=4) == due
     assert run.pipeline("logits: copy=1, reverse=-0.5")(WORDS) == due
     for name, problem in (
-        ("logits:copy=0,reverse=1", r"first task \(0\) must be above 0"),
-        ("logits:copy=1,copy=1", "must have the form logits:task_a=0.7,task_b=-0.5"),
+        ("logits:copy=0,reverse=1", "and the first weight above 0"),
+        ("logits:copy=1,copy=1", "must have the form logits:task_a=1,task_b=-0.5"),
         ("logits:copy=1,kopy=1", "no task 'kopy'. Did you mean 'copy'"),
     ):
         with pytest.raises(TaskError, match=problem):
@@ -144,7 +144,7 @@ def test_names(runs) -> None:
     other.add_tokens(["<knowledge>"])
     with pytest.raises(TaskError, match="the logits of 'copy' cannot be added: its model has an"):
         run.with_logits((replace(run, tokenizer=other), "copy", -1.0))
-    with pytest.raises(TaskError, match="cannot choose"):
+    with pytest.raises(TaskError, match="cannot rank"):
         run.choose("logits:copy=1,reverse=1", ["a"], ["a", "b"])
 
 

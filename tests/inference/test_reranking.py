@@ -104,11 +104,11 @@ def test_one_candidate_is_the_answer(run: Built) -> None:
 @pytest.mark.parametrize(
     ("task", "records", "weights", "problem"),
     [
-        ("guide", ["user: Hi."], {"lm": 1}, "text 1 must be a record with the columns of 'guide'"),
+        ("guide", ["user: Hi."], {"lm": 1}, "text 1: .*history"),
         ("joined", RECORDS, {"lm": 1}, "the answer of 'joined' must be a column of its records"),
         ("guide", RECORDS, {"ml": 1}, "no task 'ml'. Did you mean 'lm'"),
         ("lm", [{"history": ["Hi."]}], {"reverse": 1}, "'reverse', {knowledge}, is missing"),
-        ("logits:guide=1,lm=1", RECORDS, {"lm": 1}, "cannot be ranked by a sum of logits"),
+        ("logits:guide=1,lm=1", RECORDS, {"lm": 1}, "cannot rank any"),
     ],
 )
 def test_what_cannot_be_ranked(run: Built, task, records, weights, problem) -> None:
