@@ -36,7 +36,7 @@ def score_rows(
     tasks: Sequence[str],
     answers: Sequence[Any],
     metrics: Mapping[str, Sequence[str]],
-    choices: Sequence[Sequence[str]],
+    choices: Sequence[Sequence[str]] = (),
 ) -> list[TaskScore]:
     """Return the scores of rows with reference answers; rows of the task ``""`` are left out.
 
@@ -50,7 +50,7 @@ def score_rows(
             continue
         given = [answers[p] for p in places], [references[p] for p in places]
         sources = [{"input": text_of(rows[p], "input"), "columns": rows[p]} for p in places]
-        published, options = task in published_sums(), choices[places[0]]
+        published, options = task in published_sums(), choices[places[0]] if choices else ()
         for name in metrics.get(task, ["exact"]):
             metric = TaskMetric(name, published=published, options=options)
             score = score_answers(metric, *given, sources)

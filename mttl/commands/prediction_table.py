@@ -6,6 +6,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from mttl.runtime.command import make_console, say
 from mttl.runtime.text_table import TextTable
 from mttl.tasks.record_template import RecordTemplate
 
-Models = Mapping[str, Built]
+Models = Mapping[str, tuple[Built, str]]  # a model by name, and its task
 Choices = Sequence[Sequence[str]]
 CHUNK = 8  # batches that are sorted by length and written together
 MOST_LABELS = 20  # in a printed confusion matrix
@@ -70,18 +71,14 @@ def prediction_table(options: Namespace) -> None:
         raise ConfigError("--columns works only with --format conll; remove it")
     else:
         rows, kind = read_rows(options.questions, kind)
-    models, of_run = load_tasks(options.source, options.adapted, options.backbone, options.on)
-    for built in models.values():
+    loaded, of_run = load_tasks(options.source, options.adapted, options.backbone, options.on)
+    for built in loaded.values():
         built.require(answers="mttl predict")
-    tasks = _combine(rows, options.task, models, of_run)
-    asked, lacking = _with_inputs(rows, options, models, tasks, place)
+    models = {name: (built, name) for name, built in loaded.items()}
+    _combine(rows, options.task, models, of_run)
+    asked, lacking = _with_inputs(rows, options, models, place)
     check_questions(asked, place, lacking)
     names = _tasks_of(asked, options.task, models, place)
-    for number, (name, row) in enumerate(zip(names, asked, strict=True), 1):
-        if name:
-            with raised_as(TaskError, f"{place}, row {number}", TaskError):
-                form, own = models[name].form, tasks[name]
-                form.prompt_prefix(own, form.codes_in(own, row))
     n_empty = names.count("")
     if n_empty:  # from an earlier start
         rows = [{name: row[name] for name in row if name != UNANSWERED} for row in rows]
@@ -89,15 +86,16 @@ def prediction_table(options: Namespace) -> None:
     chooses = any(choices)
     if options.per_token and not chooses:
         raise ConfigError("--per-token needs choices: give --choices or a column 'choices'")
-    heads = models[next(filter(None, names))].form.task_heads
+    first, task = models[next(filter(None, names))]
+    heads = first.form.task_heads
     if heads and (chooses or options.search):
         raise ConfigError(
             "tasks with heads neither choose nor generate answers: remove choices, --beams, "
             "--temperature, --top-p, --max-tokens and --candidates"
         )
     if kind in WORD_FORMATS:
-        check_words(kind, names[0], heads.get(tasks[names[0]]))
-    _check_choices(choices, options.search, place, [models.get(name) for name in names])
+        check_words(kind, names[0], heads.get(task))
+    _check_choices(choices, options.search, place, [models[name][0] if name else None for name in names])
     metrics = {name: options.metric or [of_run.get(name, "exact")] for name in models}
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
@@ -106,7 +104,7 @@ def prediction_table(options: Namespace) -> None:
     def answer(start: int) -> Answered:
         part = slice(start, start + size)
         torch.manual_seed(options.seed + start)  # the same samples after an interruption
-        found = _answer(asked[part], names[part], choices[part], models, tasks, options)
+        found = _answer(asked[part], names[part], choices[part], models, options)
         if options.out is None:
             both = [row | own for row, own in zip(rows[part], found, strict=True)]
             sys.stdout.write((header if start == 0 else "") + format_rows(both, columns, kind))
@@ -117,8 +115,8 @@ def prediction_table(options: Namespace) -> None:
     results = ResumableJobs(hidden and hidden / "answers.jsonl", Answered)
     with results.writing():
         if hidden:
-            folders = {built.folder for built in models.values()}
-            folders |= {own.saved.folder for built in models.values() for own in built.others}
+            folders = {built.folder for built in loaded.values()}
+            folders |= {own.saved.folder for built in loaded.values() for own in built.others}
             digests = sorted(inventory_digest(folder) for folder in folders if folder)
             questions = json.dumps([asked, names, choices]).encode()
             settings = {
@@ -136,7 +134,7 @@ def prediction_table(options: Namespace) -> None:
         done = [row | own for row, own in zip(rows, found, strict=True)]
         if kind in WORD_FORMATS:
             texts, answers = [row["words"] for row in rows], [row[ANSWER] for row in found]
-            write_words(options, kind, heads[tasks[names[0]]], texts, answers)
+            write_words(options, kind, heads[task], texts, answers)
         elif options.out is not None:
             write_text(options.out, header + format_rows(done, columns, kind))
     if hidden:
@@ -147,33 +145,30 @@ def prediction_table(options: Namespace) -> None:
         say(empty, stderr=True)
 
 
+def _find(models: Models, name: str) -> tuple[Built, str]:
+    if name not in models:
+        advice = "Load adapted tasks with --adapted DIR"
+        raise TaskError(f"unknown task '{name}'.{nearest(name, models)} {advice}")
+    return models[name]
+
+
 def _combine(
-    rows: Rows, task: str | None, models: dict[str, Built], metrics: dict[str, str]
-) -> dict[str, str]:
-    """Add the mixtures and sums of logits that are named; return the model's task by name."""
-    tasks = {name: name for name in models}
-
-    def find(name: str) -> tuple[Built, str]:
-        if name not in tasks:
-            raise TaskError(f"unknown task '{name}'.{nearest(name, tasks)}")
-        return models[name], name
-
+    rows: Rows,
+    task: str | None,
+    models: dict[str, tuple[Built, str]],
+    metrics: dict[str, str],
+) -> None:
+    """Add the mixtures and sums of logits that are named, and their metrics."""
     for name in dict.fromkeys(str(row.get("task") or task) for row in rows):
         if is_combined(name):
             with raised_as(TaskError, f"the task '{name}'", TaskError):
-                model, tasks[name] = combined(name, find)
-            models[name] = model
-            metrics |= {name: metrics[tasks[name]]} if tasks[name] in metrics else {}
-    return tasks
+                models[name] = combined(name, partial(_find, models))
+            own = models[name][1]
+            metrics |= {name: metrics[own]} if own in metrics else {}
 
 
 def _answer(
-    rows: Rows,
-    names: Sequence[str],
-    choices: Choices,
-    models: Models,
-    tasks: Mapping[str, str],
-    options: Namespace,
+    rows: Rows, names: Sequence[str], choices: Choices, models: Models, options: Namespace
 ) -> Rows:
     """Return the new columns of rows; each model answers its rows in one call."""
 
@@ -189,10 +184,10 @@ def _answer(
         if not name:
             found[place] = {ANSWER: None, UNANSWERED: "the input is empty"}
             continue
-        groups.setdefault((id(models[name]), bool(choices[place])), []).append(place)
+        groups.setdefault((id(models[name][0]), bool(choices[place])), []).append(place)
     for (_, chooses), places in groups.items():
-        model = models[names[places[0]]]
-        own = [tasks[names[p]] for p in places]
+        model, _ = models[names[places[0]]]
+        own = [models[names[p]][1] for p in places]
         given = own, [given_to(model, own[n], rows[p]) for n, p in enumerate(places)]
         more: dict[str, Any] = {"batch_size": options.batch_size}
         more["control"] = [model.form.codes_in(own[n], rows[p]) for n, p in enumerate(places)]
@@ -210,14 +205,14 @@ def _answer(
 
 
 def _with_inputs(
-    rows: Rows, options: Namespace, models: Models, tasks: Mapping[str, str], place: str
+    rows: Rows, options: Namespace, models: Models, place: str
 ) -> tuple[Rows, str]:
     """Return the rows with inputs and right answers by the given or the run's templates.
 
     The text is a template whose columns a row lacks, by default that of the column ``input``.
     """
     given = None if options.template is None else RecordTemplate(input=options.template)
-    known = {name: model.form.task_templates.get(tasks[name]) for name, model in models.items()}
+    known = {name: model.form.task_templates.get(task) for name, (model, task) in models.items()}
     alone = next(iter(models)) if len(models) == 1 else None
     asked, lacking = [], "{input}"
     for number, row in enumerate(rows, 1):
@@ -231,23 +226,23 @@ def _with_inputs(
 
 
 def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[str]:
-    """Return the task of every row; empty for an empty input."""
+    """Return the task of every row, after a check of its codes; empty for an empty input."""
     only = next(iter(models)) if len(models) == 1 else None
     names = [
         (text_of(row, "task") or task or only) if text_of(row, "input") else "" for row in rows
     ]
-    for number, name in enumerate(names, 1):
-        where = f"{place}, row {number}"
-        if name is None:
-            raise TaskError(f"{where}: the task is missing; add a column 'task' or --task NAME")
-        if name and name not in models:
-            advice = "Load adapted tasks with --adapted DIR"
-            raise TaskError(f"{where}: unknown task '{name}'.{nearest(name, models)} {advice}")
+    for number, (name, row) in enumerate(zip(names, rows, strict=True), 1):
+        with raised_as(TaskError, f"{place}, row {number}", TaskError):
+            if name is None:
+                raise TaskError("the task is missing; add a column 'task' or --task NAME")
+            if name:
+                model, own = _find(models, name)
+                model.form.prompt_prefix(own, model.form.codes_in(own, row))  # checks the codes
     return [str(name) for name in names]
 
 
 def _check_choices(
-    choices: Choices, search: Mapping[str, Any], place: str, models: Sequence[Built | None]
+    choices: Choices, search: Mapping[str, Any], place: str, models: Sequence[Any]
 ) -> None:
     if search and all(given or not model for given, model in zip(choices, models, strict=True)):
         raise ConfigError(

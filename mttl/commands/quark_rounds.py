@@ -101,14 +101,10 @@ def write_round(
         answers = policy.predict(task, [row.input for _, row in rows], **size, **DRAWN)
     references, sources = zip(*((row.outputs, row.source) for _, row in rows), strict=True)
     scores = row_scores(metric, answers, references, sources)
-    if np.isnan(scores).any():
-        raise ConfigError(f"--metric '{metric}' has no score of a single answer; choose another")
     pool = [(s, row) for s in samples if earlier for row in earlier.rows(task, "train", s)]
     for (s, row), answer, score in zip(rows, answers, scores.tolist(), strict=True):
         if answer:  # those of files must not be empty
             pool.append((s, Row(row.input, (answer,), {**row.columns, SCORE: score})))
-    if not pool:
-        raise MttlError(f"all sampled answers to '{task}' are empty; train the run longer")
     every = np.array([row.columns[SCORE] for _, row in pool])
     edges = bin_edges(every, options.bins)
     codes = [{split_metric(metric)[0]: code} for code in codes_of(every, edges).tolist()]

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from mttl.commands.options import CommandParser, command
-from mttl.io.errors import ConfigError, TaskError, raised_as
+from mttl.io.errors import TaskError, raised_as
 from mttl.io.files import write_text
 from mttl.io.reading import require_file, shown
 from mttl.runtime.command import make_console
@@ -39,8 +39,6 @@ def main(options: argparse.Namespace) -> None:
     from mttl.tasks.filters import RecordError
     from mttl.tasks.template import compile_values, template_fields
 
-    if out is not None and (kind_out := out.suffix[1:]) not in table.FORMATS:
-        raise ConfigError(f"--out '{out}' must end in .{', .'.join(table.FORMATS)}")
     check_metrics(options.metric, "--metric")
     rows, kind = table.read_rows(place)
     right, needed = compile_values(options.references), template_fields(options.references)
@@ -59,14 +57,12 @@ def main(options: argparse.Namespace) -> None:
         name = table.text_of(row, "task") or Path(place).stem
         tasks.append("" if row.get(table.UNANSWERED) else name)
     choices = [table.choices_of(row) for row in rows]
+    advice = f"name its columns by --references TEMPLATE, now {options.references}"
+    table.check_references(rows, place, advice)
     scores = score_rows(rows, tasks, answers, dict.fromkeys(tasks, options.metric), choices)
-    if not scores:
-        raise TaskError(
-            f"{place}: no row has the right answer {options.references}. Name its columns by "
-            "--references TEMPLATE"
-        )
     make_console().print(score_table(scores))
     if out is not None:
         columns, found = TaskScore._fields, [one._asdict() for one in scores]
-        text = table.format_header(columns, kind_out) + table.format_rows(found, columns, kind_out)
+        kind = out.suffix[1:] if out.suffix[1:] in table.FORMATS else kind
+        text = table.format_header(columns, kind) + table.format_rows(found, columns, kind)
         write_text(out, text)

@@ -17,7 +17,7 @@ from typing import Any
 
 from mttl.commands.name_checks import check_run_task
 from mttl.commands.options import CommandParser, command
-from mttl.io.errors import ConfigError, TaskError, raised_as
+from mttl.io.errors import ConfigError, raised_as
 from mttl.io.files import write_table
 from mttl.runtime.command import make_console, say
 
@@ -88,7 +88,7 @@ def main(options: argparse.Namespace) -> None:
     results.run([*points], work, make_console(stderr=True), doing="merging and answering")
     answers = [row[ANSWER] for job in points for row in results.finished[job].rows]
     jobs, metrics = [job for job in points for _ in rows], dict.fromkeys(points, sweep.metrics)
-    scores = score_rows(rows * len(points), jobs, answers, metrics, [()] * len(jobs))
+    scores = score_rows(rows * len(points), jobs, answers, metrics)
     make_console().print(score_table(scores))
     lines = [
         {"method": name, "weight": weight}
@@ -105,7 +105,7 @@ def rows_of(task: str, built: Any, split: str, table: str | None) -> list[dict[s
     """Return rows with input, output and other columns: of a table, or of the run's own tasks."""
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
-    from mttl.inference.input_table import check_questions, read_rows, references_of
+    from mttl.inference.input_table import check_questions, check_references, read_rows
 
     if table is None:
         config = load_config([str(built.folder.parent / "config.yaml")], plugins=None)
@@ -118,6 +118,5 @@ def rows_of(task: str, built: Any, split: str, table: str | None) -> list[dict[s
         if template is not None and template.applies(row):
             row |= template.filled(row, f"{table}, row {n}")
     check_questions(rows, table)
-    if not any(map(references_of, rows)):
-        raise TaskError(f"{table}: no row has a right answer, as in the column 'output'; add it")
+    check_references(rows, table, "add it, as in the column 'output'")
     return rows

@@ -79,6 +79,12 @@ def check_questions(rows: Rows, place: str, template: str = "{input}") -> None:
         raise TaskError(f"{place}: no row has an input. Add rows below the header")
 
 
+def check_references(rows: Rows, place: str, advice: str) -> None:
+    """Raise a `TaskError` if no row has a reference answer."""
+    if not any(map(references_of, rows)):
+        raise TaskError(f"{place}: no row has the right answer; {advice}")
+
+
 def _texts(row: dict[str, Any], column: str) -> list[str]:
     """Return the texts of a cell, stripped; empty for null."""
     value = row.get(column)

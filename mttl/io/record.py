@@ -95,7 +95,7 @@ def _adapter(kind: type[Kind]) -> TypeAdapter[Kind]:
 
 def _line(kind: type, mistake: Mapping[str, Any]) -> str:
     *parents, name = mistake["loc"] or ("",)
-    field = ".".join(str(part) for part in (*parents, name))
+    field = ".".join(str(part) for part in (*parents, name) if part != "[key]")
     if mistake["type"] in UNKNOWN:
         known = list(_fields(kind, parents))
         hint = nearest(str(name), known) or (f" Keys: {', '.join(known)}" if known else "")

@@ -327,6 +327,8 @@ def row_scores(
         metric.reset()
         add_answers(metric, name, [answer], [right], [source])
         found.append(computed(metric))
+    if np.isnan(found).any():
+        raise ConfigError(f"the metric '{name}' has no score of a single answer; choose another")
     return np.array(found)
 
 

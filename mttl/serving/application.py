@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mttl.inference.mixture_name import is_combined
 from mttl.inference.predictor import Predictor, combined
-from mttl.io.errors import MttlError, TaskError, nearest
+from mttl.io.errors import MttlError, TaskError, nearest, raised_as
 from mttl.io.reading import parse_json
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.inference_protocol import InferenceRequest, response_form
@@ -134,10 +134,8 @@ class Service:
         def find(task: str) -> tuple[Predictor, str]:
             return (served := self.task(task)).predictor, served.name
 
-        try:
+        with raised_as(TaskError, f"'{name}'", TaskError):
             predictor, task = combined(name, find)
-        except TaskError as error:
-            raise ApiError(400, f"'{name}': {error}", param="model") from error
         return replace(next(iter(self.tasks.values())), name=task, predictor=predictor)
 
     def _label(self, name: str) -> str:
@@ -163,11 +161,10 @@ class Service:
         request.state.model = self._label(asked.model)
 
         def encoded(task: ServedTask, codes: Any) -> tuple[list[list[int]], int]:
-            prefix = task.prompt_prefix(codes)
+            form, name = task.predictor.form, task.name
             if isinstance(asked, CompletionRequest):
-                return task.encode(asked.prompt, prefix)
-            form = task.predictor.form
-            question, prefix = conversation(asked.messages, form, task.name, codes)
+                return task.encode(asked.prompt, form.prompt_prefix(name, codes))
+            question, prefix = conversation(asked.messages, form, name, codes)
             return task.encode([question], prefix)
 
         # Tasks whose logits are added have their highest codes.
@@ -232,7 +229,7 @@ class Service:
         async for _ in self.arriving(request, pieces, [wanted]):
             pass
         if isinstance(found[0], MttlError):
-            raise ApiError(400, str(found[0])) from found[0]
+            raise found[0]
         return found[0]
 
     async def arriving(
@@ -284,10 +281,7 @@ class Service:
                         raise ApiError(413, problem)
         except TimeoutError as error:
             raise ApiError(408, "the request did not arrive in time; send it again") from error
-        try:
-            return parse_json(bytes(body), "the request", MttlError, dict)
-        except MttlError as error:
-            raise ApiError(400, str(error)) from error
+        return parse_json(bytes(body), "the request", MttlError, dict)
 
 
 async def _events(
@@ -354,11 +348,13 @@ def make_application(
         if isinstance(error, HTTPException):
             message = f"{request.method} {request.url.path}: {error.detail}; routes: {ROUTES}"
             error, headers = ApiError(error.status_code, message), error.headers
-        elif not isinstance(error, ApiError):
+        elif not isinstance(error, MttlError):
             error = ApiError(500, "internal error; see the log of the server")
+        elif not isinstance(error, ApiError):
+            error = ApiError(400, str(error))
         return JSONResponse(error.body, error.status, headers=headers or error.headers)
 
-    for kind in (ApiError, HTTPException, ClientDisconnect, Exception):
+    for kind in (MttlError, HTTPException, ClientDisconnect, Exception):
         application.add_exception_handler(kind, refuse)
     return application
 

@@ -11,7 +11,6 @@ from mttl.inference.predictor import Predictor
 from mttl.io.errors import ConfigError, TaskError
 from mttl.serving.generation_request import GenerationRequest, Piece
 from mttl.serving.protocol import MOST_ANSWERS, ApiError, ChatRequest, CompletionRequest, Message
-from mttl.tasks.control import CONTROL
 from mttl.tasks.dialogue import KNOWLEDGE, Dialogue
 from mttl.tasks.filters import squeeze
 
@@ -32,13 +31,6 @@ class ServedTask:
         """Ids of the options of the task by text; empty if it has none."""
         given = self.predictor.form.task_options.get(self.name)
         return self.predictor.choice_ids(given, self.name) if given else {}
-
-    def prompt_prefix(self, control: Mapping[str, int] | None) -> PromptPrefix:
-        """Return the text before inputs with given codes; raises an `ApiError` for wrong ones."""
-        try:
-            return self.predictor.form.prompt_prefix(self.name, control)
-        except TaskError as error:
-            raise ApiError(400, str(error), param=CONTROL) from error
 
     @property
     def added(self) -> list[Self]:

@@ -22,7 +22,7 @@ def bin_edges(scores: Float64[np.ndarray, "N"], n_bins: int) -> list[float]:
     1`` if there are too few different scores.
     """
     values, counts = np.unique(scores, return_counts=True)
-    if len(values) == 1:
+    if len(values) < 2:
         return []
     wanted = np.arange(1, n_bins) * (len(scores) / n_bins)
     return np.unique(values[1:][np.abs(counts.cumsum()[:-1] - wanted[:, None]).argmin(1)]).tolist()

@@ -66,11 +66,10 @@ def test_columns_of_another_name_and_custom_metrics(tmp_path: Path, monkeypatch)
     ("row", "more", "message"),
     [
         ({"output": "x"}, [], "row 1: the column 'prediction' is missing; columns are"),
-        ({"prediction": "x"}, [], "no row has the right answer {output}. Name its columns"),
-        ({"prediction": "x"}, ["--references", "{y}"], "no row has the right answer {y}."),
+        ({"prediction": "x"}, [], "no row has the right answer; name its columns"),
+        ({"prediction": "x"}, ["--references", "{y}"], "by --references TEMPLATE, now {y}"),
         ({"prediction": ["x"], "output": "y"}, [], "row 1: is"),
         ({"prediction": "x"}, ["--metric", "exakt"], "Did you mean 'exact'"),
-        ({"prediction": "x"}, ["--out", "x.txt"], "--out 'x.txt' must end in .tsv, .csv, .jsonl"),
     ],
 )
 def test_mistakes_of_tables_are_named(row, more, message, tmp_path, refused) -> None:
