@@ -95,7 +95,9 @@ def prediction_table(options: Namespace) -> None:
         )
     if kind in WORD_FORMATS:
         check_words(kind, names[0], heads.get(task))
-    _check_choices(choices, options.search, place, [models[name][0] if name else None for name in names])
+    _check_choices(
+        choices, options.search, place, [models[name][0] if name else None for name in names]
+    )
     metrics = {name: options.metric or [of_run.get(name, "exact")] for name in models}
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
@@ -204,9 +206,7 @@ def _answer(
     return found
 
 
-def _with_inputs(
-    rows: Rows, options: Namespace, models: Models, place: str
-) -> tuple[Rows, str]:
+def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> tuple[Rows, str]:
     """Return the rows with inputs and right answers by the given or the run's templates.
 
     The text is a template whose columns a row lacks, by default that of the column ``input``.

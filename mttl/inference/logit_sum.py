@@ -1,6 +1,7 @@
 """Weighted sums of the logits of several tasks, at every step of generation."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,16 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LogitsProcessor
 
-from mttl.inference.read_prompts import (
-    Ids,
-    ReadPrompts,
-    repeated_logits,
-    shares_prompts,
-    with_token,
-)
+from mttl.inference.read_prompts import Ids, ReadPrompts, repeated_logits, shares_prompts
 from mttl.skills.skilled_model import SkilledModel
 
 
+@dataclass
 class AddedLogits:
     """The logits of one more task for the token after each answer so far.
 
@@ -28,34 +24,26 @@ class AddedLogits:
     step.
     """
 
-    def __init__(
-        self,
-        model: SkilledModel,
-        task_id: int,
-        prompts: Sequence[Ids],
-        *,
-        weight: float,
-        pad_id: int,
-        precision: Precision,
-    ) -> None:
-        self.weight, self._prompts, self._pad_id = weight, prompts, pad_id
-        self._model, self._precision = model, precision
-        device = next(model.parameters()).device
-        self._task_ids = torch.full((len(prompts),), task_id, device=device)
-        self._read: ReadPrompts | None = None
+    model: SkilledModel
+    task_id: int
+    prompts: Sequence[Ids]
+    weight: float
+    pad_id: int
+    precision: Precision
+    read: ReadPrompts | None = None
 
     def after(self, answers: Int[Tensor, "R t"]) -> Float[Tensor, "R V"]:
         """Return the logits after answers; those of one prompt follow each other."""
-        model, given = self._model, (self._task_ids, self._prompts)
-        with self._precision.forward_context():
-            if not shares_prompts(model):
-                labels = with_token(answers, self._pad_id)
-                logits, _ = repeated_logits(model, *given, labels, self._pad_id)
+        given = self.model, answers.new_full((len(self.prompts),), self.task_id), self.prompts
+        with self.precision.forward_context():
+            if not shares_prompts(self.model):
+                labels = functional.pad(answers, (0, 1), value=self.pad_id)
+                logits, _ = repeated_logits(*given, labels, self.pad_id)
                 return logits.unflatten(0, labels.shape)[:, -1]
-            if self._read is None:
-                n = len(answers) // len(self._prompts)
-                self._read = ReadPrompts(model, *given, n, self._pad_id)
-            return self._read.next_logits(answers)
+            if self.read is None:
+                n = len(answers) // len(self.prompts)
+                self.read = ReadPrompts(*given, n, self.pad_id)
+            return self.read.next_logits(answers)
 
 
 class LogitSum(LogitsProcessor):

@@ -75,32 +75,19 @@ def option_losses(
     n = max(map(len, options))
     filled = [ids for own in options for ids in (*own, *[own[0]] * (n - len(own)))]
     labels = pad(filled, IGNORED).to(task_ids.device)
-    compute = _shared if shares_prompts(model) else _repeated
-    losses = compute(model, task_ids, prompts, labels, pad_id).view(len(prompts), n, -1)
+    given = model, task_ids, prompts
+    if shares_prompts(model):
+        losses = _read_once(ReadPrompts(*given, n, pad_id), labels)
+    else:
+        losses = _placed(*repeated_logits(*given, labels, pad_id), labels)
+    losses = losses.view(len(prompts), n, -1)
     real = torch.tensor([[place < len(own) for place in range(n)] for own in options])
     counted = (labels != IGNORED).view_as(losses) & real.to(labels.device)[..., None]
     return losses * counted, counted
 
 
-def _repeated(
-    model: SkilledModel,
-    task_ids: Int[Tensor, "B"],
-    prompts: Sequence[Ids],
-    labels: Int[Tensor, "Bn L"],
-    pad_id: int,
-) -> Float[Tensor, "Bn L"]:
-    return _placed(*repeated_logits(model, task_ids, prompts, labels, pad_id), labels)
-
-
-def _shared(
-    model: SkilledModel,
-    task_ids: Int[Tensor, "B"],
-    prompts: Sequence[Ids],
-    labels: Int[Tensor, "Bn L"],
-    pad_id: int,
-) -> Float[Tensor, "Bn L"]:
-    """Compute every prompt once, then all its answers."""
-    read = ReadPrompts(model, task_ids, prompts, len(labels) // len(prompts), pad_id)
+def _read_once(read: ReadPrompts, labels: Int[Tensor, "Bn L"]) -> Float[Tensor, "Bn L"]:
+    """Return the losses of all answers to prompts that were computed once."""
     if read.first is None:
         places = places_of(labels)
         return _placed(read.read(labels, places), labels.flatten()[places], labels)

@@ -242,10 +242,10 @@ class Predictor:
         if search.get("num_return_sequences", 1) != 1:
             n = search["num_return_sequences"]
             raise ValueError(f"num_return_sequences ({n}) must be 1: each text has one answer")
-        if (both := self._combined(tasks)) is not None:
-            model, task = both
+        model, tasks = self._combined(tasks)
+        if model is not self:
             options = {"batch_size": batch_size, "on_rows": on_rows, "control": control, **search}
-            return model.predict(task, texts, candidates=candidates, rerank=rerank, **options)
+            return model.predict(tasks, texts, candidates=candidates, rerank=rerank, **options)
         self.task_ids([*(rerank or ())])
         ranks = candidates > 1
         names, inputs, prefixes, task_ids = self._asked(tasks, texts, control, ranks=ranks)
@@ -258,8 +258,8 @@ class Predictor:
         if ranked := [place for place, name in enumerate(names) if name in known]:
             prompts = self.prompts([inputs[p] for p in ranked], [prefixes[p] for p in ranked])
             ids = [known[names[place]] for place in ranked]
-            sizes = {"per_token": self.per_token, "batch_size": batch_size}
-            chosen = self.choose_encoded(task_ids[ranked], prompts, ids, **sizes)
+            how = {"per_token": self.per_token, "batch_size": batch_size}
+            chosen = self.choose_encoded(task_ids[ranked], prompts, ids, **how)
             found = {place: own.answer for place, own in zip(ranked, chosen, strict=True)}
             on_rows(len(ranked))
         if rest := [place for place in range(len(names)) if place not in found]:
@@ -334,12 +334,8 @@ class Predictor:
         if added:
             parts = [
                 AddedLogits(
-                    run.model.eval(),
-                    int(run.task_ids([task])),
-                    prompts,
-                    weight=weight,
-                    pad_id=pad_id_of(run.tokenizer),
-                    precision=run.precision,
+                    *(run.model.eval(), int(run.task_ids([task])), prompts),
+                    *(weight, pad_id_of(run.tokenizer), run.precision),
                 )
                 for (run, task, weight), prompts in zip(self.added, added, strict=True)
             ]
@@ -375,10 +371,10 @@ class Predictor:
             TaskError: If a task is unknown, the numbers differ, or a text has less than two
                 different choices after truncation to the answer length of training.
         """
-        if (both := self._combined(tasks)) is not None:
-            model, task = both
-            options = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
-            return model.choose(task, texts, choices, control=control, **options)
+        model, tasks = self._combined(tasks)
+        how = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
+        if model is not self:
+            return model.choose(tasks, texts, choices, control=control, **how)
         _, inputs, prefixes, task_ids = self._asked(tasks, texts, control, ranks=True)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
@@ -392,23 +388,20 @@ class Predictor:
         if not ids:
             return []
         prompts = self.prompts(inputs, prefixes)
-        sizes = {"per_token": per_token, "batch_size": batch_size}
-        return self.choose_encoded(task_ids, prompts, ids, **sizes, on_rows=on_rows)
+        return self.choose_encoded(task_ids, prompts, ids, **how)
 
     def choose_encoded(
         self,
         task_ids: torch.Tensor,
         prompts: Sequence[Sequence[int]],
         ids: Sequence[Mapping[str, Sequence[int]]],
-        *,
-        per_token: bool,
-        batch_size: int = 64,
-        on_rows: Callable[[int], object] = lambda n: None,
+        **how: Any,
     ) -> list[OptionChoice]:
-        """Choose as `choose` does, given encoded prompts, and the `choice_ids` of each."""
-        options = [list(own.values()) for own in ids]
-        sizes = {"per_token": per_token, "batch_size": batch_size}
-        scores = self.option_scores(task_ids, prompts, options, **sizes, on_rows=on_rows)
+        """Choose as `choose` does, given encoded prompts, and the `choice_ids` of each.
+
+        ``how`` has further arguments of `option_scores`.
+        """
+        scores = self.option_scores(task_ids, prompts, [list(o.values()) for o in ids], **how)
         return [
             OptionChoice.among(dict(zip(own, values, strict=True)))
             for own, values in zip(ids, scores, strict=True)
@@ -465,8 +458,8 @@ class Predictor:
         Raises:
             TaskError: If the task is unknown.
         """
-        model, name = self._combined(task) or (self, task)
-        self.task_ids([name])
+        model, name = self._combined(task)
+        model.task_ids([name])
 
         def answer(texts: str | Record | Sequence[str | Record], **options: Any) -> str | list[str]:
             one = isinstance(texts, str | Mapping)
@@ -475,14 +468,14 @@ class Predictor:
 
         return answer
 
-    def _combined(self, tasks: Any) -> tuple[Self, str] | None:
-        """Return the model of a mixture or sum, and the task to give it; None for other tasks."""
+    def _combined(self, tasks: Any) -> tuple[Self, Any]:
+        """Return the model of a mixture or sum, and the task to give it."""
         if isinstance(tasks, Mapping):
             model = self.mixture(tasks)
             return model, model.tasks[0]
         if isinstance(tasks, str) and is_combined(tasks):
             return combined(tasks, lambda task: (self, task))
-        return None
+        return self, tasks
 
     def prompts(self, inputs: Sequence[str], prefixes: Sequence[PromptPrefix]) -> list[list[int]]:
         """Return the ids of inputs after their prefixes."""

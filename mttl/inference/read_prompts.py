@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
 from mttl.data.collate import TrainCollator, padded_inputs
@@ -88,7 +89,7 @@ class ReadPrompts:
         self._routing = model.route(
             task_ids, inputs=inputs, expansion=n, reuse_merged=not torch.is_grad_enabled()
         )
-        mask, backbone = inputs["attention_mask"], self._backbone
+        mask, backbone = inputs["attention_mask"], model.backbone
         self._mask = mask.repeat_interleave(n, 0)
         with model.slot.use(self._routing):
             if not decoder_only:
@@ -104,10 +105,6 @@ class ReadPrompts:
         self._cache = getattr(found, cache_argument(backbone))
         self._cache.batch_repeat_interleave(n)
 
-    @property
-    def _backbone(self) -> Any:
-        return self._model.backbone
-
     def read(
         self, answers: Int[Tensor, "R L"], places: Int[Tensor, "N"], *, again: bool = False
     ) -> Float[Tensor, "N V"]:
@@ -116,7 +113,7 @@ class ReadPrompts:
         An encoder–decoder predicts the token at a position, a decoder-only model the next one.
         ``again`` keeps the cache, to read other answers.
         """
-        backbone, mask = self._backbone, self._mask
+        backbone, mask = self._model.backbone, self._mask
         if self.first is None:
             inputs = {
                 "encoder_outputs": self._states,
@@ -141,13 +138,8 @@ class ReadPrompts:
     def next_logits(self, answers: Int[Tensor, "R t"]) -> Float[Tensor, "R V"]:
         """Return the logits of the token after each answer, which may be empty."""
         if self.first is None:
-            answers = with_token(answers, self._pad_id)
+            answers = functional.pad(answers, (0, 1), value=self._pad_id)
         elif answers.shape[1] == 0:
             return self.first
         lasts = torch.arange(1, len(answers) + 1, device=answers.device) * answers.shape[1] - 1
         return self.read(answers, lasts, again=True)
-
-
-def with_token(answers: Int[Tensor, "R t"], token: int) -> Int[Tensor, "R l"]:
-    """Return answers with another token at their ends."""
-    return torch.cat([answers, answers.new_full((len(answers), 1), token)], 1)

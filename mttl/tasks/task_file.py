@@ -119,7 +119,9 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         f"category: '{task.category}' must have the form 'one/two'": task.category.count("/") != 1,
         f"control: '{task.kind}' has no generated answers; remove it": bool(task.control)
         and (text or task.kind in _HEADED),
-        "control: must not contain a metric twice": len({split_metric(one)[0] for one in task.control})
+        "control: must not contain a metric twice": len(
+            {split_metric(one)[0] for one in task.control}
+        )
         < len(task.control),
         "'references: distinct' and the filter 'set' in the output require each other; they "
         f"are '{task.references}' and '{task.output}'": (task.references == "distinct")

@@ -227,7 +227,12 @@ def test_a_mixture_answers_as_the_mixed_row(run: Built) -> None:
         ("choose", ("copy", ["a"], ["yes"]), TaskError, "there must be at least two"),
         ("choose", ("copy", ["a"], ["a", "a "]), TaskError, "or repeated ones"),
         ("choose", ("copy", ["a"], ["a", ""]), TaskError, "without empty or"),
-        ("choose", ("copy", ["a"], [["a", "b"]] * 2), TaskError, "there are 2 lists of choices and 1 texts"),
+        (
+            "choose",
+            ("copy", ["a"], [["a", "b"]] * 2),
+            TaskError,
+            "there are 2 lists of choices and 1 texts",
+        ),
     ],
 )
 def test_mistakes_are_answered(run: Built, name, given, kind, message) -> None:

@@ -554,5 +554,5 @@ def test_sums_of_logits_are_models(folders: dict[str, Path], run: Built) -> None
         alone = ask.completions.create(prompt=WORDS[0], **drawn).choices
         assert alone[0].text == several[0].text
         assert 'mttl_requests_total{model="logits:",status="200"}' in counters(served.address)
-        with pytest.raises(openai.BadRequestError, match=r"first task \(-1\) must be above 0"):
+        with pytest.raises(openai.BadRequestError, match="and the first weight above 0"):
             ask.completions.create(model="logits:copy=-1,other=1", prompt="a")
