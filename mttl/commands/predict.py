@@ -64,8 +64,8 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Answer, write and score."""
-    search = {"num_beams": options.beams, "max_new_tokens": options.max_tokens}
-    search |= {"candidates": options.candidates}
+    search = {"num_beams": options.beams, "candidates": options.candidates}
+    search["max_new_tokens"] = options.max_tokens
     draws = {"temperature": options.temperature, "top_p": options.top_p}
     drawn = any(value is not None for value in draws.values())
     if drawn and options.beams is not None:

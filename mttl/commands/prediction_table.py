@@ -75,7 +75,7 @@ def prediction_table(options: Namespace) -> None:
     for built in loaded.values():
         built.require(answers="mttl predict")
     models = {name: (built, name) for name, built in loaded.items()}
-    _combine(rows, options.task, models, of_run)
+    _combine(rows, options.task, models)
     asked, lacking = _with_inputs(rows, options, models, place)
     check_questions(asked, place, lacking)
     names = _tasks_of(asked, options.task, models, place)
@@ -95,10 +95,10 @@ def prediction_table(options: Namespace) -> None:
         )
     if kind in WORD_FORMATS:
         check_words(kind, names[0], heads.get(task))
-    _check_choices(
-        choices, options.search, place, [models[name][0] if name else None for name in names]
-    )
-    metrics = {name: options.metric or [of_run.get(name, "exact")] for name in models}
+    _check_choices(choices, options.search, place, [name and models[name][0] for name in names])
+    metrics = {
+        name: options.metric or [of_run.get(own, "exact")] for name, (_, own) in models.items()
+    }
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
     header, size = format_header(columns, kind), options.batch_size * CHUNK
@@ -154,19 +154,12 @@ def _find(models: Models, name: str) -> tuple[Built, str]:
     return models[name]
 
 
-def _combine(
-    rows: Rows,
-    task: str | None,
-    models: dict[str, tuple[Built, str]],
-    metrics: dict[str, str],
-) -> None:
-    """Add the mixtures and sums of logits that are named, and their metrics."""
+def _combine(rows: Rows, task: str | None, models: dict[str, tuple[Built, str]]) -> None:
+    """Add the mixtures and sums of logits that are named."""
     for name in dict.fromkeys(str(row.get("task") or task) for row in rows):
         if is_combined(name):
             with raised_as(TaskError, f"the task '{name}'", TaskError):
                 models[name] = combined(name, partial(_find, models))
-            own = models[name][1]
-            metrics |= {name: metrics[own]} if own in metrics else {}
 
 
 def _answer(
@@ -175,10 +168,9 @@ def _answer(
     """Return the new columns of rows; each model answers its rows in one call."""
 
     def given_to(model: Built, task: str, row: dict[str, Any]) -> str | dict[str, Any]:
-        """Return a record if further tasks read it, too."""
+        """Return a record if the task reads it, because further tasks may read it, too."""
         template = None if options.template else model.form.task_templates.get(task)
-        further = model.added or options.rerank
-        return row if further and template and template.fits(row) else text_of(row, "input")
+        return row if template and template.fits(row) else text_of(row, "input")
 
     found: Rows = [{} for _ in rows]
     groups: dict[tuple[int, bool], list[int]] = {}

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mttl.inference.mixture_name import MIXTURE, shares_of
-from mttl.inference.predictor import Predictor
-from mttl.io.errors import TaskError
+from mttl.inference.mixture_name import MIXTURE
+from mttl.inference.predictor import Predictor, combined
 
 
 class TaskModel:
@@ -19,13 +18,8 @@ class TaskModel:
     """
 
     def __init__(self, models: Mapping[str, Predictor], name: str) -> None:
-        shares = shares_of(name) if name.startswith(MIXTURE) else {name: 1.0}
-        self.run, *others = (models[task] for task in shares)
-        if any(other is not self.run for other in others):
-            raise TaskError("tasks of different models cannot be mixed")
-        if name not in shares:
-            self.run = self.run.mixture(shares)
-            name = self.run.tasks[0]
+        find = {task: (run, task) for task, run in models.items()}.__getitem__
+        self.run, name = combined(name, find) if name.startswith(MIXTURE) else find(name)
         self.run.model.eval()
         self.config: Any = self.run.model.backbone.config
         self.device = self.run.device

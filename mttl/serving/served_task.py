@@ -38,13 +38,9 @@ class ServedTask:
         return [replace(self, name=task, predictor=run) for run, task, _ in self.predictor.added]
 
     def encode(
-        self, questions: Sequence[str], prompt_prefix: PromptPrefix | None = None
+        self, questions: Sequence[str], prefix: PromptPrefix | None = None
     ) -> tuple[list[list[int]], int]:
-        """Return the ids of inputs, and the number of truncated tokens.
-
-        A prefix replaces that of the task: with other codes, or in chats with other system texts or
-        earlier turns.
-        """
+        """Return the ids of inputs after a prefix, by default the task's, and how many are cut."""
         if self.predictor.model.heads is not None:
             problem = (
                 f"'{self.name}' has a head and generates no text; use POST /models/{self.name}"
@@ -53,7 +49,7 @@ class ServedTask:
         _require_text(questions)
         form, lost, encoder = self.predictor.form, [], self.predictor.encoder
         usual = form.prompt_prefix(self.name)
-        prefix = prompt_prefix or usual
+        prefix = prefix or usual
         if prefix[1:] != usual[1:]:  # an encoder keeps every conversation
             tokenizer = self.predictor.tokenizer
             encoder = form.encoder(tokenizer, decoder_only=self.predictor.decoder_only)

@@ -58,12 +58,7 @@ def divergences(first: Float[Tensor, "N V"], second: Float[Tensor, "N V"]) -> Fl
 def divergences_from(
     fixed: Float[Tensor, "N V"], logits: Float[Tensor, "N V"]
 ) -> Float[Tensor, "N"]:
-    r"""Return :math:`\mathrm{KL}(p_0 \| p)` from the logits of a fixed and of a trained model.
-
-    References:
-        Lu et al., *Quark: Controllable Text Generation with Reinforced Unlearning*, NeurIPS 2022,
-        arXiv:2205.13636.
-    """
+    r"""Return :math:`\mathrm{KL}(p_0 \| p)` from the logits of a fixed and of a trained model."""
     p, fixed_p = logits.float().log_softmax(-1), fixed.float().log_softmax(-1)
     return functional.kl_div(p, fixed_p, reduction="none", log_target=True).sum(-1)
 
