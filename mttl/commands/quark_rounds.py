@@ -94,6 +94,7 @@ def write_round(
 ) -> float:
     """Write the tasks with the samples of all rounds and their codes; return the mean score."""
     task, metric, samples = options.task, options.metric, config.data.samples
+    name, _ = split_metric(metric)
     rows = [(s, r) for s in samples for r in gym.rows(task, "train", s, config.data.max_rows)]
     policy.model.to(device_of())
     with counting(make_console(stderr=True), "sampling", len(rows)) as count:
@@ -107,12 +108,12 @@ def write_round(
             pool.append((s, Row(row.input, (answer,), {**row.columns, SCORE: score})))
     every = np.array([row.columns[SCORE] for _, row in pool])
     edges = bin_edges(every, options.bins)
-    codes = [{split_metric(metric)[0]: code} for code in codes_of(every, edges).tolist()]
-    for name in policy.tasks:
-        shutil.copytree(gym.directory / name, folder / name)
+    codes = [{name: code} for code in codes_of(every, edges).tolist()]
+    for own in policy.tasks:
+        shutil.copytree(gym.directory / own, folder / own)
     if gym.table.exists():
         shutil.copyfile(gym.table, folder / gym.table.name)
-    write_edges(folder / task, {**policy.form.edges(task), split_metric(metric)[0]: edges})
+    write_edges(folder / task, {**policy.form.edges(task), name: edges})
     for s in samples:
         file = folder / task / gym.file(task, "train", s).name
         file.unlink()

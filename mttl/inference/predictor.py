@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from lightning_fabric.plugins import Precision
@@ -108,7 +108,7 @@ class Predictor:
         per_token: Rank answers by the mean instead of the sum over their tokens.
         precision: Numerical precision; by default single.
         weight: Weight of the logits, if those of other tasks are added (`with_logits`).
-        added: Tasks whose logits are added.
+        added: Models, their tasks and weights whose logits are added.
     """
 
     model: SkilledModel
@@ -119,7 +119,7 @@ class Predictor:
     per_token: bool = True
     precision: Precision = field(default_factory=Precision)
     weight: float = 1.0
-    added: tuple["WeightedTask", ...] = ()
+    added: tuple[tuple["Predictor", str, float], ...] = ()
 
     def task_ids(self, names: Sequence[str]) -> torch.Tensor:
         """Return the ids of tasks by name, shape (B,).
@@ -183,7 +183,7 @@ class Predictor:
                     "ends answers differently, or does not generate them; combine models with one "
                     "tokenizer and template"
                 )
-        return replace(self, weight=weight, added=tuple(WeightedTask(*one) for one in added))
+        return replace(self, weight=weight, added=added)
 
     @property
     def unmixed(self) -> str:
@@ -573,14 +573,6 @@ class Predictor:
         return next(self.model.parameters()).device
 
 
-class WeightedTask(NamedTuple):
-    """A task of a model, with a weight."""
-
-    run: Predictor
-    task: str
-    weight: float
-
-
 Model = TypeVar("Model", bound=Predictor)
 
 
@@ -590,11 +582,11 @@ def combined(name: str, find: Callable[[str], tuple[Model, str]]) -> tuple[Model
     ``find`` returns the model of a task in the name, and the task's name there. Raises a
     `TaskError` if the name is malformed or the tasks cannot be combined.
     """
-    parts = [WeightedTask(*find(task), weight) for task, weight in shares_of(name).items()]
-    run, task = find(next(iter(shares_of(name))))
+    parts = [(*find(task), weight) for task, weight in shares_of(name).items()]
+    run, task, weight = parts[0]
     if name.startswith(LOGITS):
-        return run.with_logits(*parts[1:], weight=parts[0].weight), task
-    if any(part.run is not run for part in parts):
+        return run.with_logits(*parts[1:], weight=weight), task
+    if any(other is not run for other, *_ in parts):
         raise TaskError("tasks of different models cannot be mixed")
-    mixed = run.mixture({part.task: part.weight for part in parts})
+    mixed = run.mixture({own: share for _, own, share in parts})
     return mixed, mixed.tasks[0]
