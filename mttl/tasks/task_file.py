@@ -178,11 +178,9 @@ def _saved(keys: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
 def _file(name: str, where: str, folder: Path) -> str:
     if not name.endswith(ALL_ENDINGS) and not is_saved(folder / name):
         allowed = ", ".join(ALL_ENDINGS)
-        advice = ""
-        if name.endswith(".json"):
-            named = ", ".join(get_args(DialogueFormat))
-            advice = f". For published dialogues, set 'format' in source: {named}"
+        named = ", ".join(get_args(DialogueFormat))
         raise TaskError(
-            f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set{advice}"
+            f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set. For published "
+            f"dialogues, set 'format' in source: {named}"
         )
     return str(folder / name)
