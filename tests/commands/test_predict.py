@@ -224,7 +224,7 @@ def test_sums_of_logits_answer_for_two_runs(run, kept, tmp_path, refused) -> Non
     assert [row["prediction"] for row in lines(out)] == due
     asked = ["--from", str(run), "--in", str(questions)]
     for task, told in (
-        ("logits:copy", "must have the form logits:task_a=0.7,task_b=-0.5"),
+        ("logits:copy", "must have the form logits:task_a=1,task_b=-0.5"),
         ("logits:copy=1,kopy=1", "has no task 'kopy'. Did you mean 'copy'"),
     ):
         assert told in refused(predict.main, *asked, "--task", task)
