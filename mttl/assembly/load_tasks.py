@@ -79,10 +79,10 @@ def share_weights(model: nn.Module, known: dict[str, list[Tensor]]) -> int:
 
 
 def fixed_model(built: Built, reference: str | None) -> tuple[SkilledModel, Tensor]:
-    """Return a copy of a model, or that of a run, and its ids of the model's tasks.
+    """Return the model of a run, or a copy of the built one, and its ids of the built one's tasks.
 
-    It shares frozen parameters with the model, which may be trained. Raises a `ConfigError` if the
-    run has another tokenizer, or lacks a task.
+    It shares frozen parameters with the built model, which may be trained. Raises a `ConfigError`
+    if the run has another tokenizer, or lacks a task.
     """
     parameters = built.model.named_parameters(remove_duplicate=False)
     frozen = {name: own for name, own in parameters if not own.requires_grad}

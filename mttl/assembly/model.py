@@ -74,9 +74,9 @@ def build_model(
 def load_source(model: SkilledModel, config: Config, tasks: Sequence[str]) -> None:
     """Load skills and backbone of the run that a configuration starts from, if any.
 
-    With ``run.start_router`` also its router. The `CheckpointError` lists the differences if the
-    run's sections backbone and skills (for fusion also ``data.prefix``, with the router also its
-    section and the tasks) differ from the configuration's.
+    ``run.start_router`` also loads its router. Raises a `CheckpointError` if the run's sections
+    backbone and skills differ from the configuration's. It also compares ``data.prefix`` for
+    fusion, and the section and tasks of a loaded router.
     """
     fusion = config.aggregation if isinstance(config.aggregation, Fusion) else None
     name, source = "run.start", config.run.start

@@ -4,7 +4,7 @@ mttl extract-lora --base models/start --model models/tuned --rank 16 --out adapt
 mttl import adapters/tuned --backbone models/start --out runs/tuned
 
 Each changed linear layer gets the best change of the given rank, by SVD. Other tensors that have
-changed, such as embeddings, norms and biases, are named and left out.
+changed, such as embeddings, norms and biases, are listed and left out.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Sweep the weight λ of merges: merge, answer the rows of a task, score, and draw the scores.
+"""Sweep the weight λ of merges: merge, answer the rows of a task, and score the answers.
 
 mttl sweep sweep.yaml --out runs/sweep
 mttl sweep sweep.yaml --split test --out runs/sweep_test

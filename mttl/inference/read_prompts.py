@@ -1,6 +1,6 @@
 """Prompts that a model reads once, and answers that it reads after them.
 
-Shared are the encoder states, or the cached keys and values of a decoder-only model. All answers of
+Answers share the encoder states, or the cached keys and values of a decoder-only model. All of
 a batch are computed together; the rows of an example follow each other as in beam search. The
 prompt is repeated instead for models that route tokens, are compiled, keep a recurrent state or
 take no positions, for prompt skills, and for decoder-only models in training.

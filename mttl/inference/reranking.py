@@ -58,7 +58,7 @@ def asked_about(
 
 
 def answer_column(form: PromptForm, task: str) -> str:
-    """Return the column that is a task's answer; raises a `TaskError` if there is not one."""
+    """Return the column that is a task's answer; raises a `TaskError` if it is not a column."""
     template = form.task_templates.get(task)
     output = "" if template is None else template.output
     if column := re.fullmatch(r"\{(\w+)\}", output):

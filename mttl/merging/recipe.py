@@ -169,8 +169,8 @@ class Ingredient(Section):
     task: Text | None = None
     """Task of the run."""
     weight: PositiveFloat | Annotated[dict[str, NonNegativeFloat], Field(min_length=1)] = 1.0
-    """Weight λ; the sign comes from the role. Or weights by patterns of names of tensors; the first
-    that fits counts, and tensors that none fits have the weight 0."""
+    """Weight λ; the sign comes from the role. Or weights by patterns of tensor names: the first
+    match counts, and tensors without a match have the weight 0."""
     role: Literal["expert", "anti_expert"] = "expert"
     """Role of the model: an expert is added, an anti-expert subtracted."""
     fisher: Text | None = None

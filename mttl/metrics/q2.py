@@ -94,10 +94,10 @@ class ExtractedAnswers(_Local, Answers):
 class Q2(KnowledgeMetric):
     """Q²: mean agreement of the answer with the knowledge on questions about the answer.
 
-    A candidate's first question that is not personal and whose answer from the text is the
-    candidate counts. Its score is the F1 of the candidate's and the knowledge's words, 0 without an
-    answer; unequal answers are 1 or 0 if ``nli`` calls them entailed or contradictory. Answers
-    without a valid question are scored by ``nli`` (neutral ones 0.5), and are left out without it.
+    A question is valid if it is not personal and the answer to it from the text is the candidate;
+    the first valid one counts. Its score is the F1 of the candidate's and the knowledge's words, 0
+    without an answer. Unequal answers score 1 or 0 if ``nli`` calls them entailed or contradictory.
+    Answers without a valid question are scored by ``nli`` (neutral ones 0.5), or left out.
 
     Args:
         questions: Question generator: folder of a sequence-to-sequence model, or module:Class.

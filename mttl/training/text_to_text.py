@@ -308,7 +308,7 @@ class TextToTextModule(ResumableModule):
         self.option_training = OptionTraining(self._option_scorer(options, form, True), **weights)
 
     def stay_near(self, fixed: SkilledModel, task_ids: Int[Tensor, "T"], weight: float) -> None:
-        """Add the divergence from a fixed model, with its own ids of the tasks, to training."""
+        """Add the divergence from a fixed model, whose task ids are given, to the training loss."""
         self.fixed_model = fixed.requires_grad_(False)
         self._fixed_ids, self._fixed_weight = task_ids, weight
 

@@ -1,18 +1,18 @@
 """Build dialogues about facts, with faithful, copied and hallucinated responses.
 
     python scripts/gyms/build_dialogue.py --out dialogues [--rows 6000] [--hallucinated 0.4]
-    mttl train --tasks dialogues/tasks.yaml -k backbone.train=true run.name=talk
 
-A row has knowledge of two or three sentences, one to three turns, and a response. Entities of
-train, dev and test are disjoint, and in training rows values are exchanged between entities at
-random; so the knowledge is needed to answer. The rows of `dev.jsonl` and `test.jsonl` have faithful
-references. Equal options give equal files, with the same versions of the packages that
-`dialogue_gym.facts` names. `talk` is trained by default; choose others by `data.partition`:
+docs/howto/dialogue.md has the next commands. A row has knowledge of two or three sentences, one to
+three turns, and a response. Entities of train, dev and test are disjoint, and training rows
+exchange values between entities at random, so that answers need the knowledge. The rows of
+`dev.jsonl` and `test.jsonl` have faithful references. Equal options give equal files, with the same
+versions of the packages that `dialogue_gym.facts` names. `talk` is trained by
+default; choose others by `data.partition`:
 
 - `talk`: a mix of faithful, copied and hallucinated responses. Chatty users get most of the
   hallucinated ones, so that greedy search hallucinates about as often as the mix.
-- `expert`, `anti_expert`: only faithful responses in other words, and only hallucinated ones.
-- `control`: as `talk`, with codes of the words that a response shares with its knowledge.
+- `expert`, `anti_expert`: only paraphrased faithful responses, and only hallucinated ones.
+- `control`: as `talk`, with codes by knowledge F1.
 - `channel`: from response and turns to the knowledge. `lm`: the response without the knowledge.
 """
 
@@ -74,7 +74,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=13, help="seed (%(default)s)")
     help = "training rows of talk, twice those of the experts (%(default)s)"
     parser.add_argument("--rows", type=int, default=6000, help=help)
-    parser.add_argument("--test-rows", type=int, default=300, help="test rows (%(default)s)")
+    parser.add_argument(
+        "--test-rows", type=int, default=300, help="rows of a dev or test file (%(default)s)"
+    )
     help = "share of hallucinated responses in talk (%(default)s)"
     parser.add_argument("--hallucinated", type=float, default=SHARE, help=help)
     given = parser.parse_args(argv)

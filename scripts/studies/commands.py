@@ -2,9 +2,9 @@
 
 python scripts/studies/commands.py scripts/studies/faithful_dialogue/gym.yaml --out runs/dialogue
 
-Each command runs once for each seed; those that have succeeded are not repeated, and interrupted
-ones resume. A method has one setting or several weights, of which the one with the best scores on
-dev counts. Next to NAME.yaml stand NAME.csv, NAME.md and NAME.svg.
+Each command runs once per seed. Finished commands are not repeated, and interrupted ones resume. If
+a method has several weights, the one with the best scores on dev counts. NAME.csv, NAME.md and
+NAME.svg are written next to NAME.yaml.
 """
 
 import argparse
@@ -37,26 +37,26 @@ class AnsweringMethod(Section):
     """A command of mttl that writes a table of answers."""
 
     command: str
-    """The command; it knows {answers}, {split} and {weight} besides the study's names."""
+    """The command, with {answers}, {split}, {weight} and the study's names."""
     weights: list[float] = Field(default_factory=lambda: [1.0])
     """Values of {weight}."""
 
 
 class CommandStudy(Section):
-    """The settings file of a study. Texts know {seed}, {out}, and the names in `names`."""
+    """The settings file of a study. Texts may contain {seed}, {out}, and the names in `names`."""
 
     question: str
     """What the study answers, and by which numbers."""
     seeds: Seeds
     """Seeds; every command runs once for each."""
     names: dict[str, str] = Field(default_factory=dict)
-    """Texts that stand for names in commands; a text may use names before it."""
+    """Texts that replace names in commands; a text may use earlier names."""
     prepare: dict[str, str]
     """Commands in their order by name: of mttl, or a script if it ends in .py."""
     methods: Annotated[dict[str, AnsweringMethod], Field(min_length=1)]
     """Methods by name."""
     sweeps: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Settings of `mttl sweep` by name, whose methods are compared too; they also know {split}."""
+    """Settings of `mttl sweep` by name, whose methods are compared too; they may use {split}."""
     metrics: Annotated[list[str], Field(min_length=2)]
     """Metrics of the answers; the figure shows the first against the others."""
     choose: Annotated[list[str], Field(min_length=1)]

@@ -1,11 +1,11 @@
 """Run a study of cross-lingual transfer from its settings file, and keep its results next to it.
 
-python scripts/studies/transfer.py scripts/studies/cross_lingual/gemma.yaml --out ../transfer
+python scripts/studies/transfer.py scripts/studies/cross_lingual/gemma.yaml --out runs/transfer
 python scripts/studies/transfer.py STUDY.yaml --out DIR --show
 
 A method learns languages from raw text and a task in one language, and answers it in another. Runs
-go to OUT; what has ended is read, and what was interrupted continues. Next to NAME.yaml stand
-NAME.csv and NAME.md, written again whenever a method has been scored. `--show` prints the commands.
+go to OUT; interrupted ones continue. NAME.csv and NAME.md next to NAME.yaml are updated after each
+scored method.
 """
 
 import argparse

@@ -19,8 +19,7 @@ class DoRAInventory(Inventory):
     (W_0 + \Delta)\,x` with :math:`\Delta = \frac{\alpha}{r} (\sum_k w_k B_k)(\sum_k w_k A_k)^\top`,
     and norms of rows. For weights that sum to 1, the numerator is the mixture of magnitudes. A
     fresh skill changes nothing. As in the paper, gradients do not pass through the denominator. The
-    layer's bias does not change. It costs a product of the weight with each example's A besides
-    LoRA.
+    layer's bias does not change. Besides LoRA's cost, the weight is multiplied by each example's A.
 
     Args:
         rank: Rank r of each skill.
