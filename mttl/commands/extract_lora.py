@@ -32,7 +32,7 @@ def main(options: argparse.Namespace) -> None:
         if not folder.is_dir():
             raise ConfigError(f"{option} '{folder}' is not a folder")
     from mttl.commands.export import accuracy
-    from mttl.merging.extract import extract_lora, write_extracted
+    from mttl.peft_format.extract import extract_lora, write_extracted
 
     found = extract_lora(options.base, options.model, options.rank)
     if found.lost:

@@ -65,7 +65,7 @@ def folder_problem(metric: str) -> str:
     folder = split_metric(metric)[1].get("model")
     if folder is None or (Path(folder) / "config.json").is_file():
         return ""
-    return f"needs a folder of transformers as its model, but '{folder}' is none; correct it"
+    return f"must name a folder with a model of transformers (save_pretrained), not '{folder}'"
 
 
 def check_metric(
