@@ -243,6 +243,6 @@ def test_candidates_are_ranked(run, tmp_path, refused) -> None:
     given = [*given[:-1], f"{out}l", "--rerank", "reverse=1"]
     assert "needs --candidates of at least 2" in refused(predict.main, *given)
     several = [*given, "--candidates", "2"]
-    assert "must be a record with the columns of 'copy'" in refused(predict.main, *several)
+    assert "the answer of 'copy' must be a column of its records" in refused(predict.main, *several)
     wrong = [*given[:-1], "revers=1", "--candidates", "2"]
     assert "has no task 'revers'. Did you mean 'reverse'" in refused(predict.main, *wrong)

@@ -214,7 +214,7 @@ def test_declared_options_are_scored_and_templates_kept(declared, tmp_path, caps
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert [row["prediction"] for row in rows] == [*answers, ""]
     assert list(rows[0]) == ["message", "label", "prediction", "unanswered"]
-    assert re.search(r"intent +│ accuracy +│ +(0|100)\.0 +│ +1 +│", capsys.readouterr().err)
+    assert re.search(r"intent +│ +(0|100)\.0 +│ +1 +│", capsys.readouterr().err)
 
     # Another file, and options from a file.
     table.write_text("text\nx\n")

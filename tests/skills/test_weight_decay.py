@@ -50,6 +50,8 @@ VECTORS = {
     "ladder": {"gates"},
     "invertible": {f"{part}.{bias}" for part in ("first", "second") for bias in BIASES},
     "intrinsic": {"scales"},
+    "dora": {"magnitude"},
+    "vera": {"inner", "outer"},
     "diff_pruning": {"logits"},
 }
 

@@ -49,7 +49,7 @@ def add(gym, name, text="a\tb\n"):
         (lambda gym: gym.table.write_text("task,metric,description\none,EM,Say, please\n"),
          lambda gym: gym.metric("one"), "line 2: 4 cells; the header has 3"),
         (lambda gym: gym.table.write_text("task,metric\none,critic model=gone label=a\n"),
-         lambda gym: gym.metric("one"), "of 'one' .* needs a folder of .* but 'gone' is none"),
+         lambda gym: gym.metric("one"), "of 'one' .* must name a folder .* not 'gone'"),
     ],
 )  # fmt: skip
 def test_mistakes(make_gym, damage, use, message):

@@ -1,6 +1,6 @@
 """Vectors between random matrices that all layers share (VeRA)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,9 +53,6 @@ class VeRAInventory(Inventory):
         arXiv:2310.11454.
     """
 
-    lacks: ClassVar = {
-        "shards": "the matrices of all layers are one, and fsdp2 gathers one block at a time"
-    }
     uses = ("task", "token")
     cut_by_heads = ()
     undecayed = ("inner", "outer")
