@@ -172,6 +172,9 @@ class Inventory(Bounded, nn.Module, ABC):
 
         The tokens of all examples are concatenated; ``segments`` has their numbers, with sum N.
         """
+        if self.reads_weight:
+            parts = zip(x.split(segments), of_each(merged), strict=True)
+            return torch.cat([self.combine_linear(own[None], base, one)[0] for own, one in parts])  # type: ignore[arg-type]
         return self.combine_tokens(x, base(x), merged, segments)
 
     def combine_tokens(

@@ -1,7 +1,5 @@
 """Low-rank skills with a separate magnitude (DoRA)."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.aggregation.packed_weights import dense_weight
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, draw, of_each
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, draw
 
 
 class DoRAInventory(Inventory):
@@ -68,13 +66,6 @@ class DoRAInventory(Inventory):
         y = torch.baddbmm(nn.functional.linear(x, weight), torch.bmm(x, down), up.mT)
         y = y * _scales(weight, merged).to(dtype).unsqueeze(1)
         return y if base.bias is None else y + base.bias.to(dtype)
-
-    def combine_segments(
-        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
-    ) -> Float[Tensor, "N O"]:
-        parts = zip(x.split(segments), of_each(merged), strict=True)
-        changed = [self.combine_linear(own[None], base, one) for own, one in parts]  # type: ignore[arg-type]
-        return torch.cat([part[0] for part in changed])
 
     def fold(
         self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]

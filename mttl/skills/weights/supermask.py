@@ -1,6 +1,5 @@
 """Supermasks: skills that mask weights of the frozen layer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.aggregation.packed_weights import dense_weight
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, of_each
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 START = 1e-2
 
@@ -61,13 +60,6 @@ class SupermaskInventory(Inventory):
         masked = dense_weight(base).to(dtype) * merged[0].to(dtype)
         y = torch.bmm(x.to(dtype), masked.transpose(1, 2))
         return y if base.bias is None else y + base.bias.to(dtype)
-
-    def combine_segments(
-        self, x: Float[Tensor, "N I"], base: nn.Module, merged: Merged, segments: Sequence[int]
-    ) -> Float[Tensor, "N O"]:
-        parts = zip(x.split(segments), of_each(merged), strict=True)
-        changed = [self.combine_linear(own[None], base, mask) for own, mask in parts]  # type: ignore[arg-type]
-        return torch.cat([part[0] for part in changed])
 
     def fold(
         self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]

@@ -22,13 +22,10 @@ class SharedMatrices:
     @torch.compiler.disable
     def rows(self, which: int, n_rows: int, device: torch.device) -> Float[Tensor, "n r"]:
         """Return the first rows of the first (0) or second (1) matrix, uniform in ±1."""
-        found = self._drawn.get(which)
-        if found is None or len(found) < n_rows or found.device != device:
-            draws, n_most = (
-                np.random.RandomState([self.seed, which]),
-                0 if found is None else len(found),
-            )
-            values = draws.uniform(-1, 1, (max(n_rows, n_most), self.rank))
+        found = self._drawn.get(which, torch.empty(0))
+        if len(found) < n_rows or found.device != device:
+            draws = np.random.RandomState([self.seed, which])
+            values = draws.uniform(-1, 1, (max(n_rows, len(found)), self.rank))
             with torch.inference_mode(False):  # training uses it too
                 found = torch.from_numpy(values.astype(np.float32)).to(device)
             self._drawn[which] = found
