@@ -525,7 +525,7 @@ class Predictor:
 
     def _asked(
         self,
-        tasks: str | Sequence[str],
+        tasks: Any,
         texts: Sequence[str | Record],
         control: Any,
         *,

@@ -93,7 +93,7 @@ class ReadPrompts:
         self._mask = mask.repeat_interleave(n, 0)
         with model.slot.use(self._routing):
             if not decoder_only:
-                states = backbone.get_encoder()(**inputs).last_hidden_state
+                states = backbone.get_encoder()(**inputs).last_hidden_state  # type: ignore[operator]
                 self._states = BaseModelOutput(last_hidden_state=states.repeat_interleave(n, 0))
                 return
             lasts = torch.arange(1, len(mask) + 1, device=mask.device) * mask.shape[1] - 1

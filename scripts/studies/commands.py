@@ -59,6 +59,8 @@ class CommandStudy(Section):
     """Settings of `mttl sweep` by name, whose methods are compared too; they may use {split}."""
     metrics: Annotated[list[str], Field(min_length=2)]
     """Metrics of the answers; the figure shows the first against the others."""
+    references: str = "{{output}}"
+    """Template of the right answer in the columns of a table, as for `mttl score`."""
     choose: Annotated[list[str], Field(min_length=1)]
     """Metrics whose mean on dev chooses the weight of a method."""
 
@@ -112,8 +114,11 @@ class Commands:
                     own = {"answers": answers, "split": split, "weight": f"{weight:g}"}
                     text = one.command.format_map(self.names(seed, **own))
                     yield Stage(name, shlex.split(text))
-                    words = ["score", str(answers), "--metric", *study.metrics]
-                    yield Stage(f"{name}-score", [*words, "--out", str(scores)], scores)
+                    right = study.references.format_map(self.names(seed))
+                    words = ["score", str(answers), "--references", right, "--metric"]
+                    yield Stage(
+                        f"{name}-score", [*words, *study.metrics, "--out", str(scores)], scores
+                    )
 
     def run(self, job: Job, processes: Processes) -> None:
         """Run the missing commands of a seed."""

@@ -97,6 +97,6 @@ class VeRAInventory(Inventory):
 
     def _factors(self, device: torch.device) -> tuple[Float[Tensor, "I r"], Float[Tensor, "O r"]]:
         """Return A and B of this layer, with entries in ±1."""
-        down = self.matrices.rows(0, self.in_features, device)
-        up = self.matrices.rows(1, self.out_features, device)
+        down = self.matrices.rows(0, self.in_features, device)  # type: ignore
+        up = self.matrices.rows(1, self.out_features, device)  # type: ignore
         return down, up
