@@ -43,7 +43,8 @@ def load_tasks(
         built.model.to(device_of())
         known = of_runs if folder == source else models
         if twice := [name for name in built.tasks if name in known]:
-            raise ConfigError(f"--adapted '{folder}': '{twice[0]}' is loaded twice; remove one")
+            option = "--from" if folder == source else "--adapted"
+            raise ConfigError(f"{option} '{folder}': '{twice[0]}' is loaded twice; remove one")
         of_runs |= set() if is_adapted(folder) else {*built.tasks}
         models = {name: built for name in built.tasks} | models
         results = Path(folder) / "results.csv"
