@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 PARALLEL = 0.9995  # cosine above which spherical interpolation is linear, as in mergekit
-_TINY = 1e-8
 
 
 def slerp(
@@ -23,8 +22,8 @@ def slerp(
         Shoemake, *Animating Rotation with Quaternion Curves*, SIGGRAPH 1985.
     """
     norms = base.norm() * tuned.norm()
-    cosine = ((base * tuned).sum() / norms.clamp_min(_TINY)).clamp(-1, 1)
-    if norms < _TINY or cosine.abs() > PARALLEL:
+    cosine = ((base * tuned).sum() / norms.clamp_min(1e-8)).clamp(-1, 1)
+    if norms < 1e-8 or cosine.abs() > PARALLEL:
         return (1 - share) * base + share * tuned
     angle = cosine.acos()
     parts = ((1 - share) * angle).sin() * base + (share * angle).sin() * tuned

@@ -113,6 +113,10 @@ def read_batches(
         decoder_only=is_decoder_only(model),
         form=form,
     )
+    lengths = {"input_ids": options.max_input_length, "labels": options.max_output_length}
+    if n_cut := sum(any(len(row[name]) >= n for name, n in lengths.items()) for row in rows):
+        advice = "they may be cut; raise --max-input-length or --max-output-length"
+        say(f"{n_cut} of {len(rows)} rows have the greatest length: {advice}", stderr=True)
     generator = torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()
     collate = TrainCollator(pad_id_of(tokenizer), is_decoder_only(model))

@@ -107,7 +107,8 @@ def write_round(
         if answer:  # those of files must not be empty
             pool.append((s, Row(row.input, (answer,), {**row.columns, SCORE: score})))
     every = np.array([row.columns[SCORE] for _, row in pool])
-    edges = bin_edges(every, options.bins)
+    if not (edges := bin_edges(every, options.bins)):
+        say(f"all samples score {every[0]:g}, so this round teaches nothing", stderr=True)
     codes = [{name: code} for code in codes_of(every, edges).tolist()]
     for own in policy.tasks:
         shutil.copytree(gym.directory / own, folder / own)

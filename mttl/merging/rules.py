@@ -23,7 +23,6 @@ from mttl.merging.mixture import Change
 from mttl.merging.recipe import (
     CaPE,
     Dare,
-    Della,
     Elastic,
     ElasticCaPE,
     FisherAverage,
@@ -119,8 +118,8 @@ def _ties(method: Ties, parts: Parts, tensor: str, base: Tensor) -> Tensor:
     return merge_agreeing(base, vectors, parts.weights(tensor), **how)
 
 
-def _dare(method: Dare | Della, parts: Parts, tensor: str, base: Tensor) -> Tensor:
-    spread = method.spread if isinstance(method, Della) else 0.0
+def _dare(method: Dare, parts: Parts, tensor: str, base: Tensor) -> Tensor:
+    spread = getattr(method, "spread", 0.0)  # of DELLA
     vectors = [
         drop_and_rescale(vector, method.density, mask_generator(method.seed, place, tensor), spread)
         for place, vector in enumerate(parts.vectors(tensor, base))

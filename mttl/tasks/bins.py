@@ -60,9 +60,9 @@ def add_codes(control: Mapping[str, int], folder: Path, names: Sequence[str]) ->
         edges[name] = bin_edges(found, n_bins)
         if (n_found := len(edges[name]) + 1) < n_bins:
             raise TaskError(
-                f"{CONTROL}: the scores of {len(every):,} training answers by '{metric}' fill only "
-                f"{n_found} of {n_bins} bins; lower their number, or choose a metric that compares "
-                "answers with the row's knowledge instead of references"
+                f"task '{folder.name}', {CONTROL}: the scores of {len(every):,} answers by "
+                f"'{metric}' fill only {n_found} of {n_bins} bins; lower their number, or choose a "
+                "metric that compares answers with the row's knowledge instead of references"
             )
         for row, code in zip(codes, codes_of(found, edges[name]).tolist(), strict=True):
             row[name] = code

@@ -15,9 +15,8 @@ class DoRAInventory(Inventory):
 
     :math:`y = \frac{\lVert W_0 \rVert + \sum_k w_k m_k}{\lVert W_0 + \Delta \rVert} \odot
     (W_0 + \Delta)\,x` with :math:`\Delta = \frac{\alpha}{r} (\sum_k w_k B_k)(\sum_k w_k A_k)^\top`,
-    and norms of rows. For weights that sum to 1, the numerator is the mixture of magnitudes. A
-    fresh skill changes nothing. As in the paper, gradients do not pass through the denominator. The
-    layer's bias does not change. Besides LoRA's cost, the weight is multiplied by each example's A.
+    and norms of rows. A fresh skill changes nothing. As in the paper, gradients do not
+    pass through the denominator. The layer's bias does not change.
 
     Args:
         rank: Rank r of each skill.
