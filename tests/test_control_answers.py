@@ -91,8 +91,10 @@ def test_codes_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:
         run.predict("guide", [asked[0] | {"control": {"knowledge_f1": 4}}])
     with pytest.raises(TaskError, match="there are 2 codes and 1 texts"):
         run.predict("guide", [text], control=[low, low])
+    form = PromptForm()
     with pytest.raises(TaskError, match="may have nothing: the task has no codes"):
-        PromptForm().prompt_prefix("guide", low)
+        form.prompt_prefix("guide", form.codes_in("guide", coded[0]))
+    assert form.codes_in("guide", {"control": "a column of the user"}) is None
 
     # Tables and the server answer the same.
     source, out = str(tmp_path / "runs" / "talk"), tmp_path / "out.jsonl"

@@ -115,8 +115,8 @@ def read_batches(
     )
     lengths = {"input_ids": options.max_input_length, "labels": options.max_output_length}
     if n_cut := sum(any(len(row[name]) >= n for name, n in lengths.items()) for row in rows):
-        advice = "they may be cut; raise --max-input-length or --max-output-length"
-        say(f"{n_cut} of {len(rows)} rows have the greatest length: {advice}", stderr=True)
+        what = f"{n_cut} of {len(rows)} rows are as long as --max-input-length or"
+        say(f"{what} --max-output-length allows, and may be cut", stderr=True)
     generator = torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(rows), generator=generator)[: options.rows].tolist()
     collate = TrainCollator(pad_id_of(tokenizer), is_decoder_only(model))

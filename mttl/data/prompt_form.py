@@ -75,8 +75,9 @@ class PromptForm(Section):
         return {} if template is None else template.control
 
     def codes_in(self, task: str, record: Mapping[str, Any]) -> Any:
-        """Return the column of codes of a controlled task's record, if any."""
-        return record.get(CONTROL) if self.edges(task) else None
+        """Return the codes in a record, if any."""
+        given = record.get(CONTROL)
+        return given if self.edges(task) or isinstance(given, Mapping) else None
 
     @classmethod
     def of(cls, data: Data) -> Self:
