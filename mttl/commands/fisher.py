@@ -108,7 +108,7 @@ def read_batches(
         max_output_length=options.max_output_length,
         prefix="name" if options.prefix else "none",
     )
-    rows = prepare(
+    rows: Any = prepare(
         *(gym, options.tasks, options.split, options.samples, tokenizer),
         decoder_only=is_decoder_only(model),
         form=form,
