@@ -40,8 +40,8 @@ def score_rows(
 ) -> list[TaskScore]:
     """Return the scores of rows with reference answers; rows of the task ``""`` are left out.
 
-    Metrics are by task, by default ``exact``. A warning is printed if
-    many answers are right only because a metric ignores differences, such as case.
+    Metrics are by task, by default ``exact``. A warning is printed if many answers are right only
+    because a metric ignores differences, such as case.
     """
     references, scores = [references_of(row) for row in rows], []
     for task in dict.fromkeys(filter(None, tasks)):

@@ -176,13 +176,16 @@ def _label(begin: list[Any], place: str) -> str:
 
 def _dialogues(path: str | Path) -> list[Any]:
     """Return the list in a JSON file."""
-    first = next(text_lines(Path(path)), "").strip()
-    if first.startswith("{") and first.endswith("}"):
+    try:
+        return read_json(path, TaskError, list)
+    except TaskError as error:
+        first = next(text_lines(Path(path)), "").strip()
+        if not (first.startswith("{") and first.endswith("}")):
+            raise
         raise TaskError(
             f"'{path}' has one object per line, but the format is one list of dialogues: write "
             "[…] with commas, or remove 'format' if a line is a record"
-        )
-    return read_json(path, TaskError, list)
+        ) from error
 
 
 def _items(value: Any, key: str, place: str, name: str) -> Iterator[tuple[str, Any]]:

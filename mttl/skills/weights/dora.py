@@ -15,7 +15,7 @@ class DoRAInventory(Inventory):
 
     :math:`y = \frac{\lVert W_0 \rVert + \sum_k w_k m_k}{\lVert W_0 + \Delta \rVert} \odot
     (W_0 + \Delta)\,x` with :math:`\Delta = \frac{\alpha}{r} (\sum_k w_k B_k)(\sum_k w_k A_k)^\top`,
-    and norms of rows, of which the denominator has no gradient. A fresh skill changes nothing.
+    and norms of rows. As in the paper, the denominator has no gradient. New skills change nothing.
 
     Args:
         rank: Rank r of each skill.

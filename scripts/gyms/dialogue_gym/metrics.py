@@ -1,6 +1,6 @@
 """Metrics of the gym: shares of answers by their judgement against the row's knowledge.
 
-    export PYTHONPATH=scripts/gyms
+export PYTHONPATH=scripts/gyms
 mttl predict ... --metric dialogue_gym.metrics:Faithful
 """
 
