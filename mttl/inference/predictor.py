@@ -524,12 +524,7 @@ class Predictor:
         return [own[total.index(max(total))] for own, total in zip(rows, totals, strict=True)]
 
     def _asked(
-        self,
-        tasks: Any,
-        texts: Sequence[str | Record],
-        control: Any,
-        *,
-        ranks: bool,
+        self, tasks: Any, texts: Sequence[str | Record], control: Any, *, ranks: bool
     ) -> tuple[list[str], list[str], list[PromptPrefix], torch.Tensor]:
         """Return tasks, inputs and prefixes of texts or records, and the ids of the tasks."""
         strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]
