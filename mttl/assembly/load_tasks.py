@@ -44,7 +44,11 @@ def load_tasks(
         known = of_runs if folder == source else models
         if twice := [name for name in built.tasks if name in known]:
             option = "--from" if folder == source else "--adapted"
-            raise ConfigError(f"{option} '{folder}': '{twice[0]}' is loaded twice; remove one")
+            raise ConfigError(
+                f"{option} '{folder}': '{twice[0]}' is loaded twice; remove one. To combine both, "
+                "rename the task in the task file and adapt again, or add logits in Python by "
+                "with_logits"
+            )
         of_runs |= set() if is_adapted(folder) else {*built.tasks}
         models = {name: built for name in built.tasks} | models
         results = Path(folder) / "results.csv"

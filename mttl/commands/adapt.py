@@ -68,10 +68,9 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
 def tasks_to_adapt_to(file: str, run: str | None) -> list[str]:
     """Return the tasks of a file with `side: test`, or else all that the run was not trained on."""
     from mttl.commands.name_checks import run_tasks
-    from mttl.config.load import find_file
     from mttl.tasks.task_file import load_tasks
 
-    tasks = load_tasks(find_file(file, setting="--tasks"))
+    tasks = load_tasks(file)
     seen = () if run is None else run_tasks(run)
     new = [name for name in tasks if name not in seen]
     return [name for name in new if tasks[name].side == "test"] or new

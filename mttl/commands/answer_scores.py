@@ -31,6 +31,11 @@ def check_metrics(names: Sequence[str], what: str) -> None:
         build_metric(name)
 
 
+def reads_references(name: str) -> bool:
+    """Return whether a metric reads reference answers, as all do that do not say otherwise."""
+    return bool(getattr(build_metric(name), "reads_references", True))
+
+
 def score_rows(
     rows: Rows,
     tasks: Sequence[str],
@@ -40,18 +45,20 @@ def score_rows(
 ) -> list[TaskScore]:
     """Return the scores of rows with reference answers; rows of the task ``""`` are left out.
 
-    Metrics are by task, by default ``exact``. A warning is printed if many answers are right only
+    Metrics are by task, by default ``exact``; those that read no references also score a task
+    without any. A warning is printed if many answers are right only
     because a metric ignores differences, such as case.
     """
     references, scores = [references_of(row) for row in rows], []
     for task in dict.fromkeys(filter(None, tasks)):
-        places = [p for p, name in enumerate(tasks) if name == task and references[p]]
-        if not places:
-            continue
+        own = [p for p, name in enumerate(tasks) if name == task]
+        places = [p for p in own if references[p]] or own
         given = [answers[p] for p in places], [references[p] for p in places]
         sources = [{"input": text_of(rows[p], "input"), "columns": rows[p]} for p in places]
         published, options = task in published_sums(), choices[places[0]] if choices else ()
         for name in metrics.get(task, ["exact"]):
+            if not references[places[0]] and reads_references(name):
+                continue
             metric = TaskMetric(name, published=published, options=options)
             score = score_answers(metric, *given, sources)
             scores.append(TaskScore(task, name, score, len(places)))

@@ -80,7 +80,7 @@ def main(options: argparse.Namespace) -> None:
         if weights is None or (options.candidates or 1) == 1:
             raise ConfigError(
                 f"--rerank {' '.join(options.rerank)} must name each task once, such as "
-                "reverse=0.5, and needs --candidates of at least 2"
+                "reverse=0.5 guide=1 (separated by blanks), and needs --candidates of at least 2"
             )
         search |= {"rerank": weights}
         tasks += weights

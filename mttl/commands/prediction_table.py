@@ -47,6 +47,7 @@ Models = Mapping[str, tuple[Built, str]]  # a model by name, and its task
 Choices = Sequence[Sequence[str]]
 CHUNK = 8  # batches that are sorted by length and written together
 MOST_LABELS = 20  # in a printed confusion matrix
+NO_TASK = "the task is missing; add a column 'task' or --task NAME"
 
 
 class Answered(Record):
@@ -75,6 +76,7 @@ def prediction_table(options: Namespace) -> None:
     for built in loaded.values():
         built.require(answers="mttl predict")
     models = {name: (built, name) for name, built in loaded.items()}
+    options.task = options.task or (next(iter(models)) if len(models) == 1 else None)
     _combine(rows, options.task, models)
     asked, lacking = _with_inputs(rows, options, models, place)
     check_questions(asked, place, lacking)
@@ -205,10 +207,12 @@ def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> 
     """
     given = None if options.template is None else RecordTemplate(input=options.template)
     known = {name: model.form.task_templates.get(task) for name, (model, task) in models.items()}
-    alone = next(iter(models)) if len(models) == 1 else None
     asked, lacking = [], "{input}"
     for number, row in enumerate(rows, 1):
-        template = given or known.get(str(row.get("task") or options.task or alone))
+        name = row.get("task") or options.task
+        template = given or known.get(str(name))
+        if name is None and given is None and "input" not in row:
+            raise TaskError(f"{place}, row {number}: {NO_TASK}")
         if template is not None and (given or template.applies(row)):
             row = template.filled(row, f"{place}, row {number}")
         elif template is not None:
@@ -219,14 +223,11 @@ def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> 
 
 def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[str]:
     """Return the task of every row, after a check of its codes; empty for an empty input."""
-    only = next(iter(models)) if len(models) == 1 else None
-    names = [
-        (text_of(row, "task") or task or only) if text_of(row, "input") else "" for row in rows
-    ]
+    names = [(text_of(row, "task") or task) if text_of(row, "input") else "" for row in rows]
     for number, (name, row) in enumerate(zip(names, rows, strict=True), 1):
         with raised_as(TaskError, f"{place}, row {number}", TaskError):
             if name is None:
-                raise TaskError("the task is missing; add a column 'task' or --task NAME")
+                raise TaskError(NO_TASK)
             if name:
                 model, own = _find(models, name)
                 model.form.prompt_prefix(own, model.form.codes_in(own, row))  # checks the codes
@@ -266,10 +267,11 @@ def _report(
 ) -> None:
     """Print the scores of tasks with reference answers, and confusion matrices."""
     answers, references = [row[ANSWER] for row in found], [references_of(row) for row in rows]
+    names = [name if own else "" for name, own in zip(names, references, strict=True)]
     scores = score_rows(rows, names, answers, metrics, choices)
     tables: list[Table] = [score_table(scores)] * bool(scores)
     for task in dict.fromkeys(one.task for one in scores) if any(choices) else ():
-        places = [p for p, name in enumerate(names) if name == task and references[p]]
+        places = [p for p, name in enumerate(names) if name == task]
         firsts, own = [references[p][0] for p in places], [answers[p] for p in places]
         if len({*firsts, *own}) <= MOST_LABELS:
             tables.append(confusion_table(task, firsts, own))

@@ -34,7 +34,13 @@ def main(options: argparse.Namespace) -> None:
     """Score the answers, and print or write the scores."""
     place, out = options.answers, options.out
     require_file(place, TaskError)
-    from mttl.commands.answer_scores import TaskScore, check_metrics, score_rows, score_table
+    from mttl.commands.answer_scores import (
+        TaskScore,
+        check_metrics,
+        reads_references,
+        score_rows,
+        score_table,
+    )
     from mttl.inference import input_table as table
     from mttl.tasks.filters import RecordError
     from mttl.tasks.template import compile_values, template_fields
@@ -58,7 +64,8 @@ def main(options: argparse.Namespace) -> None:
         tasks.append("" if row.get(table.UNANSWERED) else name)
     choices = [table.choices_of(row) for row in rows]
     advice = f"name its columns by --references TEMPLATE, now {options.references}"
-    table.check_references(rows, place, advice)
+    if any(map(reads_references, options.metric)):
+        table.check_references(rows, place, advice)
     scores = score_rows(rows, tasks, answers, dict.fromkeys(tasks, options.metric), choices)
     make_console().print(score_table(scores))
     if out is not None:

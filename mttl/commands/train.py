@@ -14,8 +14,6 @@ import json
 from mttl.commands.options import CommandParser, command, task_overrides
 from mttl.io.errors import ConfigError
 
-DEFAULT = "custom.yaml"  # with --tasks
-
 
 def _declare(parser: CommandParser) -> None:
     parser.add_config(required=False, default="custom.yaml with --tasks")
@@ -36,7 +34,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Train, score and save."""
     from mttl.commands.name_checks import check_training
-    from mttl.config.load import load_any_config
+    from mttl.config.load import CUSTOM, load_any_config
     from mttl.config.worlds import world_of
 
     if options.config is None and options.tasks is None:
@@ -44,7 +42,7 @@ def main(options: argparse.Namespace) -> None:
             "name a file of custom tasks with --tasks (mttl init DIR > tasks.yaml writes one), or "
             "configuration files with -c"
         )
-    files = [options.config or DEFAULT]
+    files = [options.config or CUSTOM]
     if (router := options.router) is not None:
         files.append(router if router.endswith(".yaml") else f"router/{router}")
     given = task_overrides(options.tasks)

@@ -24,6 +24,7 @@ from mttl.plugins.describe import notes_of
 Tree = dict[str, Any]
 C = TypeVar("C", bound=Section)
 COMMAND_LINE = "-k"
+CUSTOM = "custom.yaml"  # complete, for a file of custom tasks
 CONFIGS = "configs"  # in the working directory, and shipped with the package
 
 
@@ -108,7 +109,8 @@ def load_any_config(
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
         if len(_missing(tree, schema)) > 1:
-            found += f"\nBegin with a complete file, such as {world.whole}+{'+'.join(listed)}"
+            whole = CUSTOM if tree.get("data", {}).get("tasks") else world.whole
+            found += f"\nBegin with a complete file, such as {whole}+{'+'.join(listed)}"
         raise ConfigError(found) from None
     if isinstance(config, Config) and config.data.prefix == "auto" and not as_written:
         config = _with_prefix(config)

@@ -70,7 +70,7 @@ def training_tasks(config: Config) -> tuple[Gym, list[str]]:
 
 def _custom_tasks(data: Data) -> Mapping[str, Task]:
     assert data.tasks is not None  # the schema requires it without `dir`
-    return load_tasks(find_file(data.tasks, setting="data.tasks"))
+    return load_tasks(data.tasks)
 
 
 def _files(task: Task, data: Data) -> list[Path]:

@@ -42,4 +42,5 @@ def weights_of(pairs: Iterable[str]) -> dict[str, float] | None:
     except ValueError:
         return None
     right = len(weights) == len(parts) and all(map(math.isfinite, weights.values()))
+    right = right and "," not in "".join(weights)
     return weights if right else None

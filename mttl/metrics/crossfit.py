@@ -54,6 +54,7 @@ class TextMetric(Metric):
 
     full_state_update = False
     higher_is_better = True
+    reads_references = True
     kept: Any
 
     def __init__(self) -> None:

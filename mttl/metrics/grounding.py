@@ -35,6 +35,8 @@ def knowledge_of(row: Mapping[str, Any]) -> str:
 class KnowledgeMetric(TextMetric):
     """Mean over rows of a comparison of the answer with the row's knowledge."""
 
+    reads_references = False
+
     @abstractmethod
     def compare(self, answer: str, text: str) -> float:
         """Return the score of an answer."""

@@ -46,13 +46,14 @@ class BertScore(KnowledgeMetric):
         n_layers = local_config("model", model, "an encoder", seq2seq=False).num_hidden_layers
         if not -n_layers <= layer <= n_layers:
             raise ValueError(f"layer ({layer}) must be from {-n_layers} to {n_layers}")
-        self.folder, self.layer, self.against = model, layer, against
+        self.folder, self.layer = model, layer
+        self.reads_references = against == "references"
 
     def texts(
         self, references: Sequence[Sequence[str]], rows: Sequence[Mapping[str, Any]]
     ) -> Sequence[Sequence[str]]:
         """Return the texts that each answer is compared with: the knowledge or the references."""
-        return references if self.against == "references" else super().texts(references, rows)
+        return references if self.reads_references else super().texts(references, rows)
 
     def compare(self, answer: str, text: str) -> float:
         # One pair at a time: torchmetrics 1.9 sorts texts by length, and restores the wrong order.
@@ -104,6 +105,8 @@ class InversePerplexity(TokenProbability):
     Args:
         model: Folder of a causal language model of transformers, with its tokenizer.
     """
+
+    reads_references = False
 
     def __init__(self, *, model: str) -> None:
         super().__init__()

@@ -99,6 +99,8 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         defaults |= {"metric": "rouge", "input": dialogue.INPUT, "output": dialogue.OUTPUT}
         if isinstance(source := keys.get("source"), dict) and source.get("format") == "faithdial":
             defaults["rows"] = "{label} is faithful"
+    elif kind not in _SHOTS:  # the only mistake to report
+        defaults |= {"input": "-", "output": "-"}
     keys = {**defaults, **keys, "name": name}
     k = keys.setdefault("k", _SHOTS.get(str(keys.get("kind")), 1))
     if k is None:

@@ -173,7 +173,9 @@ def test_models_have_to_be_named_and_whole(run, kept, tmp_path, refused) -> None
     rows = [{"input": "a", "task": "copy", "output": "a"}]
     asked = (predict.main, "--in", jsonl(tmp_path / "q.jsonl", rows))
     assert "name a run with --from RUN" in refused(*asked)
-    assert "': 'new' is loaded twice; remove one" in refused(*asked, "--adapted", kept, kept)
+    assert "': 'new' is loaded twice; remove one. To combine both, rename" in refused(
+        *asked, "--adapted", kept, kept
+    )
     results = Path(shutil.copytree(run, tmp_path / "run")) / "results.csv"
     results.write_text(results.read_text().replace(",EM,", ",eM,"))
     told = refused(*asked, "--from", tmp_path / "run")
@@ -194,7 +196,9 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
         ({"input": "a"}, [*COPY, "--metric", "critic model=x"], "'critic model=... label=...'"),
         ({"input": "a"}, [*COPY, "--metric", "bertscore model=x"], "'x') must be a folder with an"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
-        ({}, [], ", row 1: the column 'input' is missing; columns are "),
+        ({}, COPY, ", row 1: the column 'input' is missing; columns are "),
+        ({"word": "a"}, [], "row 1: the task is missing; add a column 'task' or --task NAME"),
+        ({"input": "a"}, ["--candidates", "2", "--rerank", "a=1,b=2"], "(separated by blanks)"),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) must be at most 1"),
         ({"input": "a"}, [*COPY, "--per-token"], "give --choices or a column 'choices'"),
         ({"input": "a"}, LONG, "row 1: choices are identical after truncation to the maximum"),

@@ -37,6 +37,14 @@ class Length(Metric):
         return sum(self.lengths) / len(self.lengths) / 10
 
 
+def test_some_metrics_read_no_references(tmp_path: Path) -> None:
+    path, out = tmp_path / "answers.jsonl", tmp_path / "scores.jsonl"
+    path.write_text('{"knowledge": "it is", "prediction": "it was"}\n')
+    assert score.main([str(path), "--metric", "coverage", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert (found["metric"], found["score"], found["n"]) == ("coverage", 0.5, 1)
+
+
 @pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl"])
 def test_a_table_is_scored_by_task_and_metric(kind: str, tmp_path: Path, capsys) -> None:
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
@@ -68,6 +76,7 @@ def test_columns_of_another_name_and_custom_metrics(tmp_path: Path, monkeypatch)
         ({"output": "x"}, [], "row 1: the column 'prediction' is missing; columns are"),
         ({"prediction": "x"}, [], "no row has the right answer; name its columns"),
         ({"prediction": "x"}, ["--references", "{y}"], "by --references TEMPLATE, now {y}"),
+        ({"prediction": "x"}, ["--metric", "exact", "density"], "no row has the right answer"),
         ({"prediction": ["x"], "output": "y"}, [], "row 1: is"),
         ({"prediction": "x"}, ["--metric", "exakt"], "Did you mean 'exact'"),
     ],

@@ -94,6 +94,8 @@ def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
     for part in ("router/shared.yaml", "data/grid.yaml"):
         with pytest.raises(ConfigError, match=rf"complete file, such as crossfit\.yaml\+{part}$"):
             load_config(part)
+    with pytest.raises(ConfigError, match=r"such as custom\.yaml\+router/shared\.yaml$"):
+        load_config("router/shared.yaml", ["data.tasks=tasks.yaml"])
     with pytest.raises(ConfigError, match=r"file, such as babyai\.yaml\+babyai/shared\.yaml$"):
         load_config("babyai/shared.yaml")
     with pytest.raises(ConfigError, match=r"has no setting 'dri'\. Did you mean 'dir'\?$"):

@@ -98,6 +98,7 @@ def test_holdout(holdout, expected):
          'metric: "acc" must be one of exact, accuracy, json, regex, f1, rouge, ACC'),
         ("classification", "classify",
          'kind: "classify" must be one of classification, text-to-text, dialogue'),
+        (ONE, "tasks: {a: {kind: dialog, source: {path: hub}}}", "Did you mean 'dialogue'?"),
         ('"{text}"', '""', 'input: "" must have at least 1 character'),
         ("[bad, good]", "[0, 1]",
          "labels.0: 0 must be text (quote it if it looks like a number or a bool"),
@@ -139,8 +140,9 @@ def test_holdout(holdout, expected):
 )  # fmt: skip
 def test_mistakes_are_explained(old, new, message):
     assert old in ONE
-    with pytest.raises(TaskError, match=re.escape(message)):
+    with pytest.raises(TaskError, match=re.escape(message)) as caught:
         parse_tasks(ONE.replace(old, new), "f")
+    assert "; the key" not in str(caught.value)  # one mistake, one message
 
 
 @pytest.mark.parametrize("page", ["howto/use_your_data.md", "reference/task_files.md"])

@@ -75,7 +75,7 @@ def test_a_file_and_a_model_are_enough(place, capsys) -> None:
     [
         ([], "name a file of custom tasks with --tasks"),
         (["--tasks", "tasks.yaml", "--router", "privat"], "'router/privat' does not exist"),
-        (["--tasks", "none.yaml"], "data.tasks: the file 'none.yaml' does not exist"),
+        (["--tasks", "none.yaml"], "'none.yaml' does not exist; check the name"),
         (["--tasks", "long.yaml", "--backbone", "base"], "% of the rows of 'tone' would be cut"),
     ],
 )
