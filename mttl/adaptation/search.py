@@ -39,7 +39,7 @@ from mttl.adaptation.search_study import TrialResults, Values, open_study, searc
 from mttl.adaptation.shard import Shard, start_workers
 from mttl.checkpoints.inventory_files import inventory_digest, inventory_folder
 from mttl.checkpoints.run_callbacks import USELESS
-from mttl.checkpoints.run_folder import PLACE, RunFolder, check_still_there, dotted_settings
+from mttl.checkpoints.run_folder import PLACE, RunFolder, settings_of
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import Tree, dump_config, with_settings, with_value
 from mttl.config.schema import Config, Search
@@ -171,7 +171,7 @@ MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
 def origin_of(folder: Path, ignore: tuple[str, ...], but: tuple[str, ...] = ()) -> str:
     """Return the recorded settings and skills that trials depend on, as `keep_settings`."""
-    settings = dotted_settings(read_text(folder / "config.yaml", MttlError))
+    settings = settings_of(folder)
     kept = {name: x for name, x in settings.items() if name in but or not name.startswith(ignore)}
     skills = folder / "inventory.sha256"
     return f"{kept} {read_text(skills, MttlError) if skills.is_file() else ''}"
@@ -386,7 +386,6 @@ def search_run(config: Config | BabyAIConfig, options: Namespace, command: Seque
                     keep(Trial(values, results))
             for values in points:
                 evaluate(values)
-    check_still_there(RunFolder(folder))
     if trials:
         console.print(trials_table(list(trials.values()), title))
         console.print(f"The best settings are in {folder / 'best.yaml'}", highlight=False)

@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.checkpoints.whole_tensors import whole
-from mttl.io.errors import ConfigError, DivergedError, TrainingError
+from mttl.io.errors import ConfigError, DivergedError
 from mttl.io.files import atomic_path, locked
 from mttl.io.reading import read_text
 from mttl.runtime.processes import gathered
@@ -168,10 +168,6 @@ class SaveLast(Checkpoint):
         """Save, unless this step is already saved, which Lightning would count twice."""
         if trainer.global_step == self._saved_at:
             return
-        if self._saved_at and trainer.is_global_zero and not self.checkpoint.is_file():
-            raise TrainingError(
-                f"'{self.checkpoint}' was removed during training. Start the run again"
-            )
         check_weights(trainer.lightning_module, trainer.global_step)
         # Save logs first, because a resumed run continues from them.
         for logger in trainer.loggers:

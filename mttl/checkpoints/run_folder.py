@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mttl.io import yaml12
-from mttl.io.errors import CheckpointError, ConfigError, TrainingError
+from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.reading import read_text
 
 logger = logging.getLogger(__name__)
@@ -67,11 +67,6 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
         check_place(folder, resume=resume)
     if not resume or not _visible(folder.path):
         return 0
-    if not os.path.lexists(folder.config):
-        raise CheckpointError(
-            f"'{folder.config}' is missing, so the settings of the run are unknown. Copy it back, "
-            "or start a new run with -k run.name=NAME"
-        )
     changed = changed_settings(read_text(folder.config, CheckpointError), config_text)
     if changed:
         raise ConfigError(
@@ -85,28 +80,7 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     from mttl.io.torch_file import load_torch
 
     state = load_torch(folder.last, "Copy it again, or start a new run with -k run.name=NAME")
-    if folder.best.is_file():
-        load_torch(folder.best, "Copy it again, or delete it to continue without those weights")
-    else:
-        scores = [own.get("best_model_score") for own in state["callbacks"].values()]
-        score = next((score for score in scores if score is not None), None)
-        if score is not None:
-            logger.warning(
-                "'%s' is missing, so the best weights so far (score %.1f %%) are lost. Training "
-                "keeps the best weights of later validations, or the last ones",
-                folder.best,
-                100 * float(score),
-            )
     return int(state["global_step"])
-
-
-def check_still_there(folder: RunFolder) -> None:
-    """Raise a `TrainingError` if a run's folder was removed during training."""
-    if not folder.config.is_file():
-        raise TrainingError(
-            f"'{folder.path}' was removed during training and is incomplete. Delete it, and start "
-            "the run again"
-        )
 
 
 def _visible(folder: Path) -> bool:
@@ -131,19 +105,12 @@ def changed_settings(
 
 def differing_settings(one: Path, other: Path, ignore: tuple[str, ...]) -> list[str]:
     """Return the settings in which two runs differ, with both values."""
-    found = differences(_settings_of(one), _settings_of(other), "{} and {}")
+    found = differences(settings_of(one), settings_of(other), "{} and {}")
     return [line for name, line in found if not name.startswith(ignore)]
 
 
-def seed_of(run: Path) -> int:
-    """Return the seed of a run."""
-    seed = _settings_of(run).get("run.seed")
-    if type(seed) is not int:
-        raise CheckpointError(f"'{run}' is damaged: run.seed ({seed}) must be a whole number")
-    return seed
-
-
-def _settings_of(run: Path) -> dict[str, Any]:
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return the settings of a run by dotted name; `CheckpointError` if it has none."""
     path = RunFolder(run).config
     if not path.is_file():
         raise CheckpointError(f"'{run}' is not a run, because it has no config.yaml")

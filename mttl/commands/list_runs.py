@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from mttl.checkpoints.run_folder import settings_of
 from mttl.commands import show
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError, MttlError
@@ -32,7 +33,7 @@ def main(options: argparse.Namespace) -> None:
     table.numbers("MB").words("status")
     for run in _runs(root):
         try:
-            settings = show.read_settings(run)
+            settings = settings_of(run)
             rows = [row for row in show.scores_of(run) if row["metric"] in ("mean", "success")]
             means = [row for row in rows if row["task"] == "mean"]
             scores = ", ".join(f"{show.label_of(row)} {show.percent(row):.1f}" for row in means)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mttl.checkpoints.run_folder import RunFolder, dotted_settings
+from mttl.checkpoints.run_folder import RunFolder, settings_of
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import locked
@@ -31,7 +31,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Print the run."""
     run, console = Path(options.run), make_console()
-    settings = read_settings(run)
+    settings = settings_of(run)
     backbone = settings.get("backbone.name") or settings.get("backbone.model_type") or "policies"
     lines = [f"{run}: {status_of(run, settings)}", f"{method_of(settings)} on {backbone}"]
     lines += [_adaptation(path) for path in sorted(run.glob("adapt-*/results.jsonl"))]
@@ -49,14 +49,6 @@ def main(options: argparse.Namespace) -> None:
         sizes.add(path.name, megabytes(path))
     sizes.add("sum", megabytes(run))
     console.print(*[table] * bool(cells), sizes)
-
-
-def read_settings(run: Path) -> Settings:
-    """Return the settings of a run by dotted name."""
-    path = RunFolder(run).config
-    if not path.is_file():
-        raise ConfigError(f"'{run}' is not a run, because it has no config.yaml")
-    return dotted_settings(read_text(path, CheckpointError))
 
 
 def method_of(settings: Settings) -> str:

@@ -19,12 +19,7 @@ from mttl.assembly.other_runs import with_digests
 from mttl.assembly.saved_run import Built
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_callbacks import SaveBest
-from mttl.checkpoints.run_folder import (
-    RunFolder,
-    check_still_there,
-    dotted_settings,
-    step_to_start_from,
-)
+from mttl.checkpoints.run_folder import RunFolder, settings_of, step_to_start_from
 from mttl.checkpoints.whole_tensors import is_sharded
 from mttl.config.load import dump_config, with_settings
 from mttl.config.schema import Config
@@ -34,9 +29,7 @@ from mttl.data.data_module import TextToTextDataModule, numbers_of
 from mttl.data.encode import check_positions
 from mttl.data.lengths import with_lengths
 from mttl.inference.task_options import missing_options, wanted_options
-from mttl.io.errors import CheckpointError
 from mttl.io.files import write_text
-from mttl.io.reading import read_text
 from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.moe.parallel import make_whole
 from mttl.runtime.child_process import forget_launcher
@@ -70,7 +63,7 @@ def dated(config: Config, folder: RunFolder, *, resume: bool) -> Config:
     if config.data.template != "chat" or day is not None:
         return config
     if resume and folder.config.is_file():
-        day = dotted_settings(read_text(folder.config, CheckpointError)).get("data.date")
+        day = settings_of(folder.path).get("data.date")
     elif "strftime_now" in str(build_tokenizer(config.backbone).chat_template):
         day = str(datetime.date.today())
     return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
@@ -224,6 +217,5 @@ def train(config: Config, *, resume: bool = False) -> None:
             write_token_routing(folder.plots / "token_routing.npz", module, rows)
     forget_launcher()
     if trainer.is_global_zero:
-        check_still_there(folder)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)

@@ -15,7 +15,7 @@ from mttl.assembly.model import load_run
 from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.model_hub import download
 from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint
-from mttl.checkpoints.run_folder import dotted_settings
+from mttl.checkpoints.run_folder import settings_of
 from mttl.config.backbone_schema import Pretrained
 from mttl.inference.model_card import scores_of
 from mttl.io.errors import CheckpointError, ConfigError, MttlError
@@ -268,8 +268,8 @@ def _joined(value: Any) -> str | None:
 
 def _run_facts(run: Path) -> tuple[str | None, dict[str, Any]]:
     """Return the data and the settings of a run's training, if its files have them."""
-    path = next((p for p in (run / "config.yaml", run.parent / "config.yaml") if p.is_file()), None)
-    settings = dotted_settings(read_text(path, CheckpointError)) if path else {}
+    place = next((one for one in (run, run.parent) if (one / "config.yaml").is_file()), None)
+    settings = settings_of(place) if place else {}
     training = {key.rpartition(".")[2]: settings.get(key) for key in RUN_SETTINGS}
     known = {name: value for name, value in training.items() if value is not None}
     return settings.get("data.dir"), known

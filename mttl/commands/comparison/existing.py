@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mttl.adaptation.plan import MAY_CHANGE, SUCCESS, FewShotResult, Results
-from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, seed_of
+from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, settings_of
 from mttl.commands.comparison.tables import TaskScore, markdown, spread
 from mttl.io.errors import MttlError
 from mttl.io.reading import read_table, to_number
@@ -79,7 +79,7 @@ def seeds_of(runs: Sequence[Path]) -> tuple[int, ...]:
     """Return the seeds of runs, which must differ."""
     found: dict[int, Path] = {}
     for run in runs:
-        seed = seed_of(run)
+        seed = settings_of(run)["run.seed"]
         if seed in found:
             raise MttlError(f"'{found[seed]}' and '{run}' have the same seed, {seed}; remove one")
         found[seed] = run
