@@ -117,10 +117,6 @@ class Ablation:
     losses: Float[np.ndarray, "P T K"]  # higher is worse
     scores: Float[np.ndarray, "P T K"] | None  # lower is worse
 
-    def is_of(self, record: RoutingRecord) -> bool:
-        """Return whether tasks and groups of layers are those of a run."""
-        return (self.tasks, self.groups) == (record.tasks, record.groups)
-
     @property
     def quantity(self) -> str:
         """The quantity of `changes`: ``"loss"`` or ``"score"``."""

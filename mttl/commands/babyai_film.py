@@ -88,11 +88,8 @@ def main(options: argparse.Namespace) -> None:
 
 def evaluation_of(run: Path) -> "Evaluation":
     """Return the run's settings of evaluation; the defaults without a configuration."""
-    from mttl.checkpoints.saved_inventory import read_inventory
+    from mttl.commands.routing_report.read_routing import read_settings
     from mttl.config.babyai_schema import BabyAIConfig, Evaluation
-    from mttl.config.load import load_any_config
-    from mttl.config.plugin_section import LEAVE
 
-    path = read_inventory(run).folder.absolute().parent / "config.yaml"
-    config = load_any_config([str(path)], plugins=LEAVE) if path.is_file() else None
+    config = read_settings(inventory_folder(run).absolute().parent)
     return config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mttl.commands.name_checks import check_different, check_routing
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
@@ -49,7 +49,6 @@ def main(options: argparse.Namespace) -> None:
         problem = "--adapted needs --serve; add --serve or remove --adapted"
     if problem:
         raise ConfigError(problem)
-    check_different("RUN", options.runs)
     check_routing(*options.runs)
     if options.serve:
         check_libraries("fastapi", "uvicorn")

@@ -58,12 +58,6 @@ def check_run_task(task: str | None, *runs: str | Path) -> None:
         raise TaskError(f"{named} has no {what} '{task}'.{advice}")
 
 
-def check_different(name: str, folders: Sequence[str]) -> None:
-    """Raise a `ConfigError` if a folder is listed twice."""
-    if len({Path(folder).resolve() for folder in folders}) < len(folders):
-        raise ConfigError(f"{name} lists a folder twice; remove one")
-
-
 def gym_with(folder: str, tasks: Sequence[str], split: str, samples: Sequence[int]) -> Gym:
     """Return a gym after checking that it has a file for each task and few-shot sample."""
     from mttl.config.load import resolve_folder  # slow to import

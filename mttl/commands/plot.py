@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 
 from mttl.checkpoints.inventory_files import inventory_folder
-from mttl.commands.name_checks import check_different, check_routing
+from mttl.commands.name_checks import check_routing
 from mttl.commands.options import POSITIVE, CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.io.files import write_table
@@ -51,7 +51,6 @@ def main(options: argparse.Namespace) -> None:
     """Print the tables and draw the figures."""
     if options.adapted and (options.compare or options.gradients):
         raise ConfigError("--adapted does not work with --compare and --gradients; remove them")
-    check_different("--adapted", options.adapted)
     if not options.count:  # otherwise the record is created
         check_routing(options.run)
     check_routing(*filter(None, [options.compare]))
@@ -71,6 +70,7 @@ def main(options: argparse.Namespace) -> None:
         likeness_table,
         load_table,
         statistics_table,
+        subset_table,
     )
 
     console = make_console()
@@ -83,10 +83,12 @@ def main(options: argparse.Namespace) -> None:
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
     console.print(statistics_table(view, every=options.all))
+    if options.all:
+        console.print(subset_table(view))
     if options.adapted:
         console.print(likeness_table(view, len(options.adapted)))
     console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
-    figures = drawings(view, other, subsets=options.all)
+    figures = drawings(view, other)
     if options.gradients:
         from mttl.analysis.figures.heat_maps import similarity_matrix
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, PrivateAttr
+from pydantic import AfterValidator, Field
 
 from mttl.io.errors import CheckpointError, ConfigError, nearest, some
 from mttl.io.files import locked, new_folder
@@ -65,17 +65,7 @@ class Library(Record):
     # Hash of each member's files by name, in alphabetical order.
     members: dict[Annotated[str, AfterValidator(member_name)], str]
     base: BaseModel
-    _folder: Path = PrivateAttr()
-
-    def at(self, folder: str | Path) -> Self:
-        """Set the folder of the library, and return the library."""
-        self._folder = Path(folder)
-        return self
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the library."""
-        return self._folder
+    folder: Path = Field(default=Path(), exclude=True)  # of the library
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +110,8 @@ class Library(Record):
 
 def open_library(folder: str | Path) -> Library:
     """Return the library in a folder; CheckpointError if there is none in this format."""
-    return Library.read(check_library(folder)).at(folder)
+    library = Library.read(check_library(folder))
+    return library.model_copy(update={"folder": Path(folder)})
 
 
 def is_library(folder: str | Path) -> bool:
@@ -197,7 +188,7 @@ def library_to_be(folder: str | Path) -> Library | None:
 
 
 def _require_new_members(folder: Path, base: BaseModel, members: Sequence[Member]) -> Library:
-    library = library_to_be(folder) or Library(version=0, members={}, base=base).at(folder)
+    library = library_to_be(folder) or Library(version=0, members={}, base=base, folder=folder)
     if library.base.fingerprint != base.fingerprint:
         raise CheckpointError(
             f"the base model of the library '{folder}' is '{library.base.name}' (fingerprint "

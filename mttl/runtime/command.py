@@ -25,7 +25,7 @@ from mttl.io.files import DISK_REFUSES, PART
 from mttl.io.reading import reason
 from mttl.plugins.classes import raised_in_plugin
 from mttl.runtime.child_process import end_process, follow_launcher
-from mttl.runtime.libraries import HARMLESS_LOGGERS, OneLinePerRetry, is_error
+from mttl.runtime.libraries import HARMLESS_LOGGERS, is_error
 from mttl.runtime.stop_signals import handling
 
 FILE_WIDTH = 120
@@ -166,7 +166,6 @@ def _quiet(console: Console) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     for name in HARMLESS_LOGGERS:
         logging.getLogger(name).addFilter(is_error)
-    logging.getLogger("huggingface_hub.utils._http").addFilter(OneLinePerRetry())
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message)
 

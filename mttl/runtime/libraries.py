@@ -48,22 +48,6 @@ def is_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
 
 
-class OneLinePerRetry(logging.Filter):
-    """Joins the cause of a failed request to the hub and the message about the next try."""
-
-    cause = ""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Drop the cause, which an error repeats after the last try."""
-        text = record.getMessage()
-        if "thrown while requesting" in text:
-            self.cause = text
-            return False
-        if text.startswith("Retrying in"):
-            record.msg, record.args = f"{self.cause}. {text}", None
-        return True
-
-
 def missing_libraries(*names: str) -> list[str]:
     """Return the libraries that are not installed."""
     return [name for name in names if importlib.util.find_spec(name) is None]

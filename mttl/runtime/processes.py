@@ -31,7 +31,7 @@ def device_of(number: int = 1) -> "torch.device":
     """Return the GPU for shard ``number`` of a job, from 1; the CPU if there is no GPU."""
     import torch
 
-    count = _gpu_count()
+    count = torch.cuda.device_count()
     return torch.device("cuda", (number - 1) % count) if count else torch.device("cpu")
 
 
@@ -40,15 +40,10 @@ def gpu_environment(number: int) -> dict[str, str]:
 
     Processes are numbered from 1; further processes share GPUs.
     """
-    count = _gpu_count()
-    if not count:
+    import torch
+
+    if not (count := torch.cuda.device_count()):
         return {}
     # The current value may list some of the GPUs, by number or name.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     return {"CUDA_VISIBLE_DEVICES": shown.split(",")[(number - 1) % count].strip()}
-
-
-def _gpu_count() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -16,15 +16,14 @@ from PIL import Image
 from scipy.cluster.hierarchy import leaves_list
 
 from mttl.analysis.clustering import task_tree
-from mttl.analysis.figures.canvas import INK, save_figure
+from mttl.analysis.figures.canvas import save_figure
 from mttl.analysis.figures.catalogue import ablation_map, drawings, layer_parts
 from mttl.analysis.figures.curves import statistics_over_training, trade_offs
-from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
+from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix
 from mttl.analysis.figures.task_maps import dendrogram, task_map
 from mttl.analysis.palette import COLOURS, UNKNOWN, category_looks
 from mttl.analysis.routing_record import Ablation, RoutingRecord
 from mttl.analysis.routing_view import RoutingView
-from mttl.io.errors import CheckpointError
 from mttl.tasks.task_file import crossfit
 
 TASKS = ("one", "two", "three", "four")
@@ -109,30 +108,6 @@ def test_dendrogram_leaves_follow_the_tree_and_its_heights_are_the_merges() -> N
     assert left > right == 0  # the root on the left
 
 
-def test_subset_table_lists_skills_and_tasks() -> None:
-    active = np.array([[1, 0], [1, 1], [1, 0], [0, 0]], dtype=bool)
-    figure = subset_table(active, title="Subsets", **NAMED)
-    axes = figure.axes[0]
-    rows: dict[float, list[str]] = {}
-    for text in axes.texts:
-        rows.setdefault(round(text.get_position()[1], 3), []).append(text.get_text())
-    assert [rows[y] for y in sorted(rows)] == [
-        ["skills"],
-        ["0", "1", "n", "tasks"],
-        ["1", "four"],
-        ["2", "one", "three"],
-        ["1", "two"],
-    ]
-    dots = [line.get_color() for line in axes.lines if line.get_marker() == "o"]
-    filled = [colour == INK for colour in dots[:6]]
-    assert filled == [False, False, True, False, True, True]
-    # A marker per task: two of one category, and one of each other.
-    marks = axes.lines[6:]
-    looks = category_looks(CATEGORIES)
-    assert [line.get_marker() for line in marks] == [looks[name].marker for name in "abc"]
-    assert [len(line.get_xdata()) for line in marks] == [2, 1, 1]
-
-
 def test_statistics_over_training() -> None:
     values = {"usage": [1.0, 0.5], "encoder/usage": [1.0, 0.7], "discreteness": [0.0, 0.1]}
     curves = {name: (np.array([0, 10]), np.array(both)) for name, both in values.items()}
@@ -184,7 +159,7 @@ def check_legible(figure: Figure) -> None:
 
 @pytest.fixture(scope="module")
 def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
-    return dict(drawings(crossfit_view, crossfit_view, subsets=True))
+    return dict(drawings(crossfit_view, crossfit_view))
 
 
 @pytest.mark.every(4)
@@ -192,7 +167,7 @@ def drawn(crossfit_view: RoutingView) -> dict[str, Figure]:
     "name",
     [
         *("heat_map_encoder.layers.0", "similarity", "dendrogram", "dendrogram_radial"),
-        *("skill_subsets", "task_map_pca", "statistics_by_layer"),
+        *("task_map_pca", "statistics_by_layer"),
         *("statistics_over_training", "compare_crossfit"),
     ],
 )
@@ -229,15 +204,12 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
     scored = replace(found, scores=changes / 100)
     fallen = ablation_map(crossfit_view, scored).axes[2].images[0]
     assert fallen.get_cmap()(0.0) == effect.get_cmap()(1.0)
-    with pytest.raises(CheckpointError, match="has other tasks or layers than its routing"):
-        ablation_map(crossfit_view, replace(found, tasks=("else", *record.tasks[1:])))
 
 
 def test_many_skills_are_legible() -> None:
     weights = np.random.default_rng(0).uniform(size=(2, 4, 40))
     check_legible(heat_maps(weights, ["x", "y"], order=ORDER, title="W", **NAMED))
     check_legible(heat_maps(weights[:1], [""], order=ORDER, title="W", **NAMED))
-    check_legible(subset_table(weights[0] > 0.5, title="Subsets", **NAMED))
 
 
 def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:

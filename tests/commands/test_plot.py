@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from helpers.command import ROOT
+from mttl.analysis.routing_record import RoutingRecord
+from mttl.analysis.routing_view import RoutingView
 from mttl.commands import explore
 from mttl.commands import plot as SCRIPT
+from mttl.commands.routing_report.routing_tables import subset_table
 from mttl.runtime.command import run_command
 
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
@@ -36,7 +39,7 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
     assert run(folder, "--compare", second, "--all", "--out", out) == 0
     names = (
         *("heat_map", "heat_map_encoder.block.0", "heat_map_decoder.block.0", "similarity"),
-        *("dendrogram", "dendrogram_radial", "skill_subsets", "task_map_pca"),
+        *("dendrogram", "dendrogram_radial", "task_map_pca"),
         *("statistics_by_layer", "statistics_over_training", "compare_second"),
     )
     expected = {f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")}
@@ -58,7 +61,15 @@ def test_groups_of_layers_and_subsets_are_shown_with_all_only(folder, tmp_path, 
     assert "mean, encoder" in printed
     assert "--all shows every group of layers" in printed
     assert (tmp_path / "dendrogram.pdf").is_file()
-    assert not (tmp_path / "skill_subsets.svg").exists()
+    assert "Skills with a probability" not in printed
+
+
+def test_subsets_are_listed_with_their_tasks() -> None:
+    active = np.array([[[1.0, 0], [1, 1], [1, 0], [0, 0]]])
+    record = RoutingRecord(Path(), ("one", "two", "three", "four"), ("model",), active, active)
+    table = subset_table(RoutingView(record, ("a",) * 4))
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    assert [*rows] == [("", "1", "four"), ("0", "2", "one, three"), ("0 1", "1", "two")]
 
 
 def test_statistics_are_those_of_the_probabilities(folder: Path, write_run: Write) -> None:

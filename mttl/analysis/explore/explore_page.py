@@ -156,7 +156,7 @@ def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, li
 def _ablation(record: RoutingRecord, pairs: np.ndarray) -> dict[str, Any] | None:
     """Return the changes in the page's order of skills, if the ablation covers all groups."""
     found = read_ablation(record.folder)
-    if found is None or not found.is_of(record):
+    if found is None or (found.tasks, found.groups) != (record.tasks, record.groups):
         return None
     own = {tuple(column): skill for skill, column in enumerate(found.pairs.T.tolist())}
     order = [own.get(tuple(column)) for column in pairs.T.tolist()]

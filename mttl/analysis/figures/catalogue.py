@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
-from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix, subset_table
+from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix
 from mttl.analysis.figures.task_maps import dendrogram, radial_dendrogram, task_map
 from mttl.analysis.projection import on_components, principal_components, umap_projection
 from mttl.analysis.routing_record import Ablation
@@ -18,7 +18,6 @@ from mttl.analysis.skill_matching import match_skills, matched
 from mttl.analysis.statistics import stack_of
 from mttl.analysis.token_counts import load_entropy
 from mttl.analysis.token_record import TokenRoutingRecord
-from mttl.io.errors import CheckpointError
 
 PANELS = 12  # largest number of groups of layers in one figure
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
@@ -26,13 +25,10 @@ SMALLEST_UMAP = 5  # tasks
 TOKENS = ("load entropy", "dropped", "by task, bits", "by previous token, bits", "by token, bits")
 
 
-def drawings(
-    view: RoutingView, other: RoutingView | None = None, *, subsets: bool = False
-) -> Iterator[tuple[str, Figure]]:
+def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tuple[str, Figure]]:
     """Yield the figures of a run and the names of their files, without suffix.
 
-    A second run to compare with must be aligned (`RoutingView.aligned_with`). ``subsets`` adds the
-    table of the subsets of skills in use.
+    A second run to compare with must be aligned (`RoutingView.aligned_with`).
     """
     record, weights = view.record, view.record.weights
     over = what_mean(view)
@@ -53,10 +49,6 @@ def drawings(
     title = of("tree of tasks by their routing")
     yield "dendrogram", dendrogram(view.tree, **title)
     yield "dendrogram_radial", radial_dendrogram(view.tree, **title)
-    if subsets:
-        title = of(f"skills with a probability above one half ({over})")
-        active = matched(record.probabilities, view.pairs).mean(0) > 0.5
-        yield "skill_subsets", subset_table(active, **title)
 
     points, shares = principal_components(weights)
     trails = [on_components(weights, rows) for rows in view.trails.values()]
@@ -87,11 +79,6 @@ def drawings(
 
 def ablation_map(view: RoutingView, found: Ablation) -> Figure:
     """Draw the mixing weights next to the change of every task without each skill."""
-    if not found.is_of(view.record):
-        raise CheckpointError(
-            f"the ablation in '{view.record.folder}' has other tasks or layers than its routing; "
-            "delete it and run mttl ablate again"
-        )
     weights = matched(view.record.weights, found.pairs).mean(0)
     unit = "loss" if found.scores is None else "score, percentage points"
     return heat_maps(

@@ -1,15 +1,14 @@
-"""Heat maps of task matrices, and a table of the subsets of skills that tasks use."""
+"""Heat maps of task matrices."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from mttl.analysis.figures import canvas
-from mttl.analysis.palette import category_looks
 
 COLOUR_MAP = "cividis"
 AROUND_ZERO = "RdBu_r"  # blue below zero, white at it, red above
@@ -17,9 +16,6 @@ SCALE = 1.6  # inches: a colour bar with its name, and the space below
 PANEL = (1.25, 2.6)  # smallest and largest width of one of several panels, in inches
 BAR = 0.14
 MARKS = -0.1  # position of the markers of categories, in inches from the axes
-TASKS_WIDTH = 6.5  # inches, unless one name is longer
-DOTS_WIDTH = 5.0  # inches, at most
-MARK_WIDTH = 0.12  # inches for the marker before a name
 
 
 @canvas.styled
@@ -103,66 +99,6 @@ def similarity_matrix(
     _add_scale(figure, image, size + 0.3, size, quantity)
     canvas.add_legend(figure, size + 0.3, size - SCALE, chosen)
     return figure
-
-
-@canvas.styled
-def subset_table(
-    active: Bool[np.ndarray, "T K"], tasks: Sequence[str], *, categories: Sequence[str], title: str
-) -> Figure:
-    """Draw a table of the subsets of skills in use: skills, number of tasks, and tasks."""
-    n_skills = active.shape[1]
-    looks = category_looks(categories)
-    space = min(canvas.ROW, DOTS_WIDTH / n_skills)
-    names = n_skills * space + 0.5  # left edge of the names
-    figure = canvas.new_sheet(title, 0, 1 + 2 * canvas.ROW + canvas.GAP)
-    axes = canvas.place(figure, 0, 0, 1, 1)
-    axes.set(xlim=(0, 1), ylim=(1, 0))  # inches, from the first row downwards
-    axes.set_axis_off()
-    dots = {"marker": "o", "linestyle": "none", "markersize": min(6.0, 40 * space)}
-    every = max(1, int(np.ceil(canvas.text_width([str(n_skills)]) * 1.5 / space)))
-    for skill in range(0, n_skills, every):
-        axes.text((skill + 0.5) * space, 0, str(skill), ha="center", va="center")
-    axes.text(0, -canvas.ROW, "skills", va="center")
-    axes.text(names - 0.12, 0, "n", ha="right", va="center")
-    axes.text(names, 0, "tasks", va="center")
-    breadth, y = 0.0, canvas.ROW
-    rules: list[float] = []
-    spots: list[tuple[float, float]] = []  # of the markers, for tasks in the order of the table
-    ordered: list[int] = []
-    for subset, members in skill_subsets(active):
-        rules.append(y)
-        y += 0.8 * canvas.ROW
-        for skill in range(n_skills):
-            colour = canvas.INK if skill in subset else "#e4e4e4"
-            axes.plot((skill + 0.5) * space, y, color=colour, clip_on=False, **dots)
-        axes.text(names - 0.12, y, str(len(members)), ha="right", va="center")
-        x = 0.0
-        for task in members:
-            needed = MARK_WIDTH + canvas.text_width([tasks[task]])
-            if x and x + needed > TASKS_WIDTH:
-                x, y = 0.0, y + canvas.ROW
-            spots.append((names + x + MARK_WIDTH / 3, y))
-            ordered.append(task)
-            ink = looks[categories[task]].ink
-            axes.text(names + x + MARK_WIDTH, y, tasks[task], color=ink, va="center")
-            breadth = max(breadth, x + needed)
-            x += needed + 0.13
-        y += 0.8 * canvas.ROW
-    canvas.mark_categories(axes, np.array(spots), [categories[task] for task in ordered])
-    axes.hlines(rules, 0, names + breadth, color=canvas.FAINT, linewidth=0.5, clip_on=False)
-    canvas.add_legend(figure, names + breadth + 0.3, 1, categories)
-    return figure
-
-
-def skill_subsets(active: Bool[np.ndarray, "T K"]) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Return each subset of skills in use and the ids of its tasks; small subsets first.
-
-    The table is that of the appendix of Ponti, Sordoni, Bengio and Reddy, EACL 2023.
-    """
-    found: dict[tuple[int, ...], list[int]] = {}
-    for task, row in enumerate(active):
-        found.setdefault(tuple(np.flatnonzero(row).tolist()), []).append(task)
-    return sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
 
 
 def _around_zero(values: np.ndarray, reverse: bool = False) -> dict[str, Any]:

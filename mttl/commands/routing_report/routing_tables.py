@@ -13,7 +13,7 @@ from mttl.analysis.clustering import category_agreement
 from mttl.analysis.factor_recovery import factor_recovery
 from mttl.analysis.palette import UNKNOWN
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.skill_matching import matched_correlation
+from mttl.analysis.skill_matching import matched, matched_correlation
 from mttl.analysis.statistics import ALL, STATISTICS, PermutationTest, stack_means
 from mttl.analysis.token_record import TokenRoutingRecord, expert_tokens
 from mttl.commands.routing_report.read_routing import open_run
@@ -38,6 +38,22 @@ def statistics_table(view: RoutingView, *, every: bool = True) -> TextTable:
         f"skills are used equally; effective skills: number (of {view.record.weights.shape[2]}) "
         "that a task mixes" + ("" if every else "; --all shows every group of layers")
     )
+    return table
+
+
+def subset_table(view: RoutingView) -> TextTable:
+    """Return a table of the subsets of skills that tasks use, in the mean over groups of layers.
+
+    It is that of the appendix of Ponti, Sordoni, Bengio and Reddy, EACL 2023.
+    """
+    table = TextTable("Skills with a probability above one half").words("skills").numbers("n")
+    table.words("tasks")
+    found: dict[tuple[int, ...], list[str]] = {}
+    active = matched(view.record.probabilities, view.pairs).mean(0) > 0.5
+    for task, row in zip(view.record.tasks, active, strict=True):
+        found.setdefault(tuple(np.flatnonzero(row).tolist()), []).append(task)
+    for skills, tasks in sorted(found.items(), key=lambda item: (len(item[0]), item[0])):
+        table.add(" ".join(map(str, skills)), len(tasks), ", ".join(tasks))
     return table
 
 

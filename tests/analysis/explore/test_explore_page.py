@@ -160,8 +160,6 @@ def test_the_command_writes_what_is_there(write_run, tmp_path, capsys) -> None:
     both = tmp_path / "both.html"
     assert run_command(lambda: SCRIPT.main([str(run), str(other), "--html", str(both)])) == 0
     assert [found["name"] for found in data_of(both.read_text())] == ["run", "other"]
-    with pytest.raises(ConfigError, match=" lists a folder twice; remove one"):
-        SCRIPT.main([str(run), str(run)])
 
 
 def test_what_is_served_is_one_run_and_says_why_it_cannot_answer(
