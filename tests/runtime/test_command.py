@@ -175,28 +175,6 @@ def test_messages_of_the_package_are_shown_and_chatter_of_libraries_is_not(capsy
     assert [line.strip() for line in error.splitlines()] == ["Tokenising [a] 3 tasks", "damaged"]
 
 
-def test_a_retry_of_the_hub_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The client of the hub meets a port at which nothing listens."""
-    code = (
-        "from mttl.runtime.command import run_command\n"
-        "def main():\n"
-        "    from huggingface_hub.utils import http_backoff\n"
-        "    http_backoff('HEAD', 'http://127.0.0.1:9/x', max_retries=2, base_wait_time=0.01)\n"
-        "raise SystemExit(run_command(main))\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "0"},
-    )
-    *retries, error = ran.stderr.splitlines()
-    assert [line[-12:] for line in retries] == ["[Retry 1/2].", "[Retry 2/2]."]
-    assert all("thrown while requesting HEAD http" in line for line in retries)
-    assert error.startswith("error: ConnectError")
-
-
 def test_every_command_is_listed_with_its_sentence() -> None:
     lines = listing(ALL).splitlines()
     assert [line[2:16].strip() for line in lines] == list(ALL)
