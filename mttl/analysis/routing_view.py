@@ -25,7 +25,7 @@ class RoutingView:
     # Routing weights of adapted tasks over their adaptation, by name.
     trails: Mapping[str, Float[np.ndarray, "S G K"]] = field(default_factory=dict)
     members: tuple[str, ...] = ()  # names of skills that are members of a library
-    tokens: TokenRoutingRecord | None = None  # for the page
+    tokens: TokenRoutingRecord | None = None  # if tokens choose experts
     policies: bool = False  # tasks are levels that policies play
 
     @property

@@ -132,15 +132,12 @@ def _commonest(counts: np.ndarray) -> list[int]:
     return [int(place) for place in order if counts[place]]
 
 
-def has_token_record(folder: str | Path) -> bool:
-    """Return whether a run has a record of the experts that its tokens chose."""
-    return (Path(folder) / "plots" / "token_routing.npz").is_file()
-
-
-def read_token_record(folder: str | Path) -> TokenRoutingRecord:
-    """Return the token routing of a run; `CheckpointError` if a file is missing or damaged."""
+def read_token_record(folder: str | Path) -> TokenRoutingRecord | None:
+    """Return the token routing of a run, or None; `CheckpointError` if a file is damaged."""
     folder = Path(folder)
     path = folder / "plots" / "token_routing.npz"
+    if not path.is_file():
+        return None
     fields = TokenRoutingRecord.__dataclass_fields__
     names = [name for name in fields if name not in ("folder", "history")]
     arrays = read_arrays(path, tuple(names))

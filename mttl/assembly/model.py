@@ -23,7 +23,7 @@ from mttl.checkpoints.model_tensors import backbone_parameters
 from mttl.checkpoints.run_folder import differences
 from mttl.checkpoints.saved_inventory import copy_saved, load_into, load_skills, read_inventory
 from mttl.config.backbone_schema import RandomBackbone
-from mttl.config.capabilities import missing_features
+from mttl.config.capabilities import require_features
 from mttl.config.load import with_settings
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
@@ -58,8 +58,7 @@ def build_model(
     cannot be built or nothing is trained, and a `CheckpointError` if the skills of an earlier run
     cannot be loaded or do not fit.
     """
-    if problems := missing_features(config, {"trains": "training"}):
-        raise ConfigError("\n".join(problems))
+    require_features(config, {"trains": "training"}, ConfigError)
     # With a sharded model, the first process sends its weights to the others.
     empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
     built = build(config, tasks, empty=empty, heads=heads)
@@ -154,8 +153,7 @@ def load_run(
         settings = settings.model_copy(update={"backbone": where})
     if on is not None:
         settings = with_digests(with_settings(settings, {"skills.on": [*on]}))
-        if problems := missing_features(settings):
-            raise ConfigError("\n".join(problems))
+        require_features(settings, None, ConfigError)
     with quiet_loading():
         built = build(settings, saved.tasks, trained=True)
     if hasattr(settings.skills, "support"):  # saved supports may have other sizes
@@ -193,7 +191,7 @@ def from_pretrained(
     """
     folder = Path(name)
     if not folder.is_dir():
-        folder = download(str(name), "a run", revision=revision, token=token)
+        folder = download(str(name), revision=revision, token=token)
     return load_run(folder, backbone=backbone)
 
 

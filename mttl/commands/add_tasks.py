@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 def _declare(parser: CommandParser) -> None:
     parser.add_source("run")
     parser.add_adapted(required=True)
-    parser.add_out()
-    parser.add_no_probe()
+    parser.add_out(probe=True)
 
 
 @command(_declare)

@@ -39,8 +39,7 @@ def _declare(parser: CommandParser) -> None:
     add("--skills", nargs="+", required=True, metavar="FILE[=WEIGHT]", help=help)
     add("--score", metavar="TASK", help="score the composed model on this task")
     add("--split", choices=SPLITS, default="test", help="split to score (%(default)s)")
-    parser.add_out("folder of the composed model", required=False)
-    parser.add_no_probe()
+    parser.add_out("folder of the composed model", probe=True, required=False)
 
 
 @command(_declare)

@@ -19,8 +19,7 @@ from mttl.runtime.command import say
 
 def _declare(parser: CommandParser) -> None:
     parser.read.add_argument("file", metavar="FILE", help="a GGUF file")
-    parser.add_out("output folder; must not exist")
-    parser.add_no_probe()
+    parser.add_out(probe=True)
 
 
 @command(_declare)

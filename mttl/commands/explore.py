@@ -13,18 +13,13 @@ a mixture of tasks, or custom weights. This needs `pip install fastapi uvicorn`.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mttl.commands.name_checks import check_routing
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import ConfigError
 from mttl.runtime.command import make_console
 from mttl.runtime.libraries import check_libraries
-
-if TYPE_CHECKING:
-    from mttl.analysis.routing_view import RoutingView
 
 
 def _declare(parser: CommandParser) -> None:
@@ -53,9 +48,10 @@ def main(options: argparse.Namespace) -> None:
     if options.serve:
         check_libraries("fastapi", "uvicorn")
     from mttl.analysis.explore.explore_page import explore_page
+    from mttl.commands.routing_report.read_routing import read_view
     from mttl.io.files import write_text
 
-    shown = [read(Path(run)) for run in options.runs]
+    shown = [read_view(Path(run)) for run in options.runs]
     if options.serve:
         from mttl.serving.live_page import serve_page
 
@@ -70,12 +66,3 @@ def main(options: argparse.Namespace) -> None:
     path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
     write_text(path, explore_page(shown))
     make_console().print(f"The page is {path}; open it in a browser", markup=False, soft_wrap=True)
-
-
-def read(run: Path) -> "RoutingView":
-    """Return the data of a run for the page."""
-    from mttl.analysis.token_record import has_token_record, read_token_record
-    from mttl.commands.routing_report.read_routing import read_view
-
-    view = read_view(run)
-    return replace(view, tokens=read_token_record(run)) if has_token_record(run) else view

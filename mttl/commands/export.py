@@ -73,8 +73,7 @@ def _declare(parser: CommandParser) -> None:
     which.add_argument("--inventory", action="store_true", help="export all skills and the router")
     help = "truncate adapters to this rank by SVD (default: no truncation)"
     parser.work.add_argument("--rank", type=int, metavar="R", help=help)
-    parser.add_out()
-    parser.add_no_probe()
+    parser.add_out(probe=True)
 
 
 @command(_declare)

@@ -21,8 +21,7 @@ def _declare(parser: CommandParser) -> None:
     add("--base", type=Path, required=True, metavar="DIR", help="folder of the base model")
     add("--model", type=Path, required=True, metavar="DIR", help="folder of the tuned model")
     parser.work.add_argument("--rank", **POSITIVE, default=16, help="rank (%(default)s)")
-    parser.add_out()
-    parser.add_no_probe()
+    parser.add_out(probe=True)
 
 
 @command(_declare)

@@ -294,13 +294,11 @@ def _declare(parser: CommandParser) -> None:
     help = "members whose mean is subtracted from the others (general knowledge)"
     option("--general", **dict(members, help=help))
     option("--mix", choices=("outputs", "deltas", "factors"), help="what is averaged (outputs)")
-    parser.add_out(metavar="RUN")
-    parser.add_no_probe()
+    parser.add_out(metavar="RUN", probe=True)
     parser = word("export", export)
     option = parser.read.add_argument
     option("members", nargs="*", metavar="MEMBER", help="names, or patterns with * and ? (all)")
-    parser.add_out()
-    parser.add_no_probe()
+    parser.add_out(probe=True)
     parser = word("cluster", cluster)
     parser.read.add_argument("--members", **members)
     option = parser.work.add_argument

@@ -29,8 +29,7 @@ def _declare(parser: CommandParser) -> None:
     which = parser.group("merged part").add_mutually_exclusive_group(required=True)
     which.add_argument("--task", metavar="NAME", help="merge the skills of a task of the run")
     which.add_argument("--average", action="store_true", help="merge the average of all skills")
-    parser.add_out()
-    parser.add_no_probe()
+    parser.add_out(probe=True)
 
 
 @command(_declare)

@@ -23,6 +23,7 @@ from mttl.io.reading import read_json
 from mttl.tasks.folder import Gym
 
 if TYPE_CHECKING:
+    from mttl.config.babyai_schema import BabyAIConfig
     from mttl.config.schema import Config
 
 # Set by launchers of several processes; only the first process creates the folder.
@@ -81,14 +82,12 @@ def check_routing(*runs: str | Path) -> None:
             )
 
 
-def check_training(config: object, *, resume: bool) -> None:
+def check_training(config: "Config | BabyAIConfig", *, resume: bool) -> None:
     """Check the folder, tasks and levels of a training."""
     from mttl.checkpoints.run_folder import RunFolder, check_place
     from mttl.config.babyai_schema import BabyAIConfig
     from mttl.config.load import resolve_folder
-    from mttl.config.schema import Config
 
-    assert isinstance(config, Config | BabyAIConfig)
     if not any(name in os.environ for name in RANKS):
         check_place(RunFolder(Path(config.run.dir) / config.run.name), resume=resume)
     if isinstance(config, BabyAIConfig):
@@ -113,16 +112,14 @@ def check_tasks(config: "Config") -> None:
 
 
 def check_adaptation(
-    config: object, run: str, tasks: str, samples: str | None, *, allow_seen: bool
+    config: "Config | BabyAIConfig", run: str, tasks: str, samples: str | None, *, allow_seen: bool
 ) -> None:
     """Check the run, the new tasks or levels, and the few-shot samples of an adaptation."""
     seen = run_tasks(run)  # before slow imports
     from mttl.adaptation.plan import new_tasks, read_samples
     from mttl.config.babyai_schema import BabyAIConfig
-    from mttl.config.schema import Config
     from mttl.data.chosen_tasks import open_gym
 
-    assert isinstance(config, Config | BabyAIConfig)
     if isinstance(config, BabyAIConfig):
         levels = config.adapt.levels if tasks in ("test", "dev") else tasks.split(",")
         levels = check_levels(levels, "--tasks")

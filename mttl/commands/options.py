@@ -141,10 +141,14 @@ class CommandParser(argparse.ArgumentParser):
         help = "maximum tokens of an answer (%(default)s)"
         add("--max-output-length", type=int, default=64, help=help)
 
-    def add_out(self, help: str = "output folder; must not exist", **settings: Any) -> None:
-        """Add ``--out``: a file or folder that must not exist."""
+    def add_out(
+        self, help: str = "output folder; must not exist", *, probe: bool = False, **settings: Any
+    ) -> None:
+        """Add ``--out``, which must not exist; with ``probe`` also ``--no-probe``."""
         given = {"metavar": "DIR", "required": True, "type": _new_path} | settings
         self.written.add_argument("--out", help=help, **given)
+        if probe:
+            self.add_no_probe()
 
     def add_no_probe(self) -> None:
         """Add ``--no-probe``, which skips loading and testing the output."""

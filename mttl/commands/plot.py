@@ -60,7 +60,6 @@ def main(options: argparse.Namespace) -> None:
     # These need matplotlib.
     from mttl.analysis.figures.canvas import save_figure
     from mttl.analysis.figures.catalogue import drawings, token_drawings
-    from mttl.analysis.token_record import has_token_record, read_token_record
     from mttl.commands.routing_report.read_routing import read_view, task_factors, token_view
     from mttl.commands.routing_report.routing_tables import (
         comparison_table,
@@ -77,7 +76,6 @@ def main(options: argparse.Namespace) -> None:
     run = Path(options.run)
     if options.count:
         count_choices(run, options.count)
-    tokens = read_token_record(run) if has_token_record(run) else None
     view = read_view(run, options.adapted, options.backbone)
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
     folder = Path(options.out) if options.out else view.record.folder / "plots"
@@ -106,7 +104,7 @@ def main(options: argparse.Namespace) -> None:
             quantity="cosine",
         )
         figures = chain(figures, [("gradients", drawn)])
-    if tokens is not None:
+    if (tokens := view.tokens) is not None:
         console.print(load_table(tokens))
         console.print(expert_table(tokens))
         figures = chain(figures, token_drawings(tokens, view.name))

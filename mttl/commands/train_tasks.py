@@ -124,11 +124,10 @@ def train(config: Config, *, resume: bool = False) -> None:
     console = make_console()
 
     # Prepare tasks, rows and model.
-    gym, tasks = training_tasks(config)
+    config, gym, tasks, heads = with_tasks(config)
     metrics = {task: gym.metric(task) for task in tasks}
     samples = [(task, config.data.samples) for task in tasks]
     own_steps = separate_steps(config.optim, tasks, config.trainer.max_steps)
-    heads = task_heads(gym, tasks, config)
     options = wanted_options(gym, samples, config.generation.mode)
     for task, split, sample in product(tasks, config.data.evaluate, config.data.samples):
         rows = gym.rows(task, split, sample)  # finds malformed files before training
@@ -138,7 +137,6 @@ def train(config: Config, *, resume: bool = False) -> None:
         with_settings(config, {"generation.mode": "both"})  # rejects what does not work together
     if config.data.packed_length is not None:
         check_packable(config.backbone, config.data.packed_length)
-    config = with_factors(config, gym, tasks)
     built = build_model(config, tasks, heads)
     check_positions(
         getattr(built.model.backbone.config, "max_position_embeddings", None),

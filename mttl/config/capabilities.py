@@ -11,7 +11,7 @@ recipes); ``exports_lora``, ``exports_inventory``; ``ablates``; ``plots`` (also 
 from collections.abc import Iterator, Mapping
 
 from mttl.config.section import Section, holds
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, MttlError
 from mttl.plugins.describe import notes_of
 
 
@@ -41,10 +41,12 @@ def asked_features(config: Section) -> dict[str, str]:
     }
 
 
-def require_features(config: Section, asked: Mapping[str, str]) -> None:
-    """Raise a `CheckpointError` if a run lacks features that a command needs."""
+def require_features(
+    config: Section, asked: Mapping[str, str] | None, error: type[MttlError] = CheckpointError
+) -> None:
+    """Raise an error if a configuration lacks features that a command needs."""
     if problems := missing_features(config, asked):
-        raise CheckpointError("\n".join(problems))
+        raise error("\n".join(problems))
 
 
 def _parts(section: Section, path: str = "") -> Iterator[tuple[str, Section]]:

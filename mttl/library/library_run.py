@@ -10,7 +10,7 @@ from mttl.assembly.build_imported import build_imported, imported_skills, save_i
 from mttl.assembly.model import Built, inventory_settings
 from mttl.checkpoints.model_tensors import fingerprint, own_parameters
 from mttl.config.backbone_schema import Pretrained
-from mttl.config.capabilities import missing_features
+from mttl.config.capabilities import require_features
 from mttl.config.load import dump_config
 from mttl.config.moe_schema import LoRAExperts, MoE
 from mttl.config.schema import Config
@@ -96,8 +96,7 @@ def with_members(
     router, moe = config.router.kind, config.moe
     if config.backbone.kind != "pretrained" or config.backbone.train:
         raise ConfigError("members of a library need backbone.kind: pretrained, and train: false")
-    if problems := missing_features(config, {"stands_alone": "a library"}):
-        raise ConfigError("\n".join(problems))
+    require_features(config, {"stands_alone": "a library"}, ConfigError)
     if config.aggregation.kind != "mixture":
         raise ConfigError(
             f"aggregation.kind '{config.aggregation.kind}' needs training with the skills of a "

@@ -225,7 +225,7 @@ def _folders(source: str) -> list[tuple[Path, str]]:
         raise ConfigError(f"'{source}' is a file; use the folder of an adapter or a run")
     else:
         name, _, revision = source.partition("@")
-        folder = download(name, "an adapter or a run", revision=revision or None, only=WANTED)
+        folder = download(name, revision=revision or None, only=WANTED)
         return [(folder, name.rpartition("/")[2])]
     return [(folder, folder.resolve().name) for folder in folders]
 

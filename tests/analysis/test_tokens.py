@@ -12,7 +12,6 @@ from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.token_counts import TokenCounts, entropy_bits, mutual_information
 from mttl.analysis.token_record import (
     expert_tokens,
-    has_token_record,
     read_token_record,
     token_data,
     write_token_record,
@@ -70,7 +69,6 @@ def test_a_record_its_figures_and_page_tell_what_decides(tmp_path: Path) -> None
         **{"steps": np.array([50, 100]), "load": load},
         **{"dropped": np.zeros((2, 3)), "layers": np.array(["q"] * 3)},
     )
-    assert has_token_record(tmp_path)
     record = read_token_record(tmp_path)
     # Four equally frequent tokens make 2 bits, three tasks log2(3); samples of 8,000 are near it.
     np.testing.assert_allclose(record.token_bits, [2, 0, 0], atol=0.01)

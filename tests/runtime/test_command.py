@@ -2,10 +2,7 @@
 
 import errno
 import logging
-import os
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -10,11 +10,7 @@ import numpy as np
 from mttl.analysis.palette import UNKNOWN
 from mttl.analysis.routing_record import RoutingRecord, read_history, read_record
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.token_record import (
-    TokenRoutingRecord,
-    has_token_record,
-    read_token_record,
-)
+from mttl.analysis.token_record import TokenRoutingRecord, read_token_record
 from mttl.assembly import saved_settings
 from mttl.assembly.model import Built, load_run
 from mttl.checkpoints.inventory_files import find_inventory
@@ -52,15 +48,16 @@ def read_view(
 
     If only tokens are routed, it is each task's share of tokens per expert.
     """
-    tokens_only = has_token_record(folder) and not (folder / "plots" / "routing.npz").is_file()
-    saved = None if tokens_only else find_inventory(folder) and read_inventory(folder)
+    tokens = read_token_record(folder)
+    only = None if (folder / "plots" / "routing.npz").is_file() else tokens
+    saved = None if only else find_inventory(folder) and read_inventory(folder)
     if saved and "backbone" in saved.meta["settings"]:
         built = saved_settings.read_settings(saved, saved_settings.ModelSettings, LEAVE)
         require_features(built, {"plots": "a figure of routing"})
-    record = read_token_record(folder).as_routing() if tokens_only else read_record(folder)
+    record = only.as_routing() if only else read_record(folder)
     if len(record.tasks) + len(adapted) < 2:
         raise TaskError(f"'{folder}' has only one task; figures compare at least two")
-    if tokens_only and adapted:
+    if only and adapted:
         raise TaskError(f"'{folder}' routes only tokens; remove --adapted")
     trails: dict[str, np.ndarray] = {}
     if adapted:
@@ -70,7 +67,7 @@ def read_view(
                 trails[name] = history.weights[:, :, 0]
     categories, members = task_categories(folder, record.tasks), member_names(folder, record)
     policies = isinstance(read_settings(folder), BabyAIConfig)
-    return RoutingView(record, categories, trails, members, policies=policies)
+    return RoutingView(record, categories, trails, members, tokens, policies)
 
 
 def member_names(folder: Path, record: RoutingRecord) -> tuple[str, ...]:
