@@ -14,16 +14,12 @@ mission, step and action, and bars with the skill weights of the level.
 import argparse
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mttl.checkpoints.inventory_files import inventory_folder
 from mttl.commands.name_checks import check_levels, check_run_task, run_tasks
 from mttl.commands.options import NATURAL, CommandParser, command
 from mttl.io.errors import MttlError, raised_as
 from mttl.runtime.command import make_console
-
-if TYPE_CHECKING:
-    from mttl.config.babyai_schema import Evaluation
 
 ENDINGS = (".gif", ".mp4")
 
@@ -60,16 +56,20 @@ def main(options: argparse.Namespace) -> None:
     from mttl.analysis.skill_matching import align_groups, matched
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_episode
+    from mttl.commands.routing_report.read_routing import read_settings
+    from mttl.config.babyai_schema import BabyAIConfig, Evaluation
     from mttl.training.monitors import as_rows
 
     model, known = load_policies(options.run)
-    evaluation = evaluation_of(options.run)
+    folder = inventory_folder(options.run).absolute().parent
+    config = read_settings(folder)
+    evaluation = config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
     seed = evaluation.seed
     played_as = {"seed": seed, "max_steps": evaluation.max_steps}
     played_as["choose"] = "sampled" if options.sampled else "greedy"
     weights = as_rows(model.router.matrix())
     shares = matched(weights, align_groups(weights)).mean(0).tolist()  # of skills, by level
-    films = inventory_folder(options.run).absolute().parent / "plots" / "films"
+    films = folder / "plots" / "films"
     shown = {options.out: levels} if options.out else {films / f"{x}.gif": [x] for x in levels}
     for (path, own), number in product(shown.items(), episodes):
         if len(episodes) > 1:
@@ -84,12 +84,3 @@ def main(options: argparse.Namespace) -> None:
             make_console().print(f"{level}, episode {number}: {outcome}, {path}", soft_wrap=True)
         with raised_as(MttlError, "", ImportError):
             film(played, path)
-
-
-def evaluation_of(run: Path) -> "Evaluation":
-    """Return the run's settings of evaluation; the defaults without a configuration."""
-    from mttl.commands.routing_report.read_routing import read_settings
-    from mttl.config.babyai_schema import BabyAIConfig, Evaluation
-
-    config = read_settings(inventory_folder(run).absolute().parent)
-    return config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
