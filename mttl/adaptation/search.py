@@ -37,6 +37,7 @@ from mttl.adaptation.resumable_jobs import Diverged, keep_settings
 from mttl.adaptation.score_table import by_task, silent_tasks
 from mttl.adaptation.search_study import TrialResults, Values, open_study, search_ranges
 from mttl.adaptation.shard import Shard, start_workers
+from mttl.analysis.saved_scores import saved_scores
 from mttl.checkpoints.inventory_files import inventory_digest, inventory_folder
 from mttl.checkpoints.run_callbacks import USELESS
 from mttl.checkpoints.run_folder import PLACE, RunFolder, settings_of
@@ -46,7 +47,7 @@ from mttl.config.schema import Config, Search
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, DivergedError, MttlError, raised_as, some
 from mttl.io.files import locked, write_table, write_text
-from mttl.io.reading import read_json, read_table, read_text, to_number
+from mttl.io.reading import read_json, read_text
 from mttl.runtime.child_process import with_parent
 from mttl.runtime.command import make_console, only_warnings
 from mttl.runtime.progress_bar import Count, counting
@@ -221,22 +222,19 @@ class CommandTrials:
         """Return the development scores of a trial; empty if it has not finished."""
         if self.jobs:
             return job_results(place, self.jobs)
-        path = RunFolder(place).results
-        columns = ["task", "split", "metric", "score"]
-        rows = read_table(path, MttlError, columns) if path.is_file() else []
         return tuple(
             FewShotResult(
-                *(row["task"], 0, self.config.run.seed, row["metric"]),
-                dev=to_number(row["score"], f"'{path}': a score", MttlError),
+                *(row.task, 0, self.config.run.seed, row.metric),
+                dev=row.score,
                 test=math.nan,
                 step=0,
                 n_trained=0,
                 n_empty=0,
             )
-            for row in rows
-            if row["split"] in ("dev", "evaluation")
-            and row["task"] != MEAN
-            and row["metric"] != "steps"
+            for row in saved_scores(RunFolder(place).results)
+            if row.split in ("dev", "greedy", "sampled")
+            and row.task != MEAN
+            and row.metric != "steps"
         )
 
     def run(self, values: Values, place: Path, count: Count, diverged: Diverged) -> None:

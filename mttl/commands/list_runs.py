@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from mttl.analysis.saved_scores import saved_scores
 from mttl.checkpoints.run_folder import settings_of
 from mttl.commands import show
 from mttl.commands.options import CommandParser, command
@@ -34,9 +35,9 @@ def main(options: argparse.Namespace) -> None:
     for run in _runs(root):
         try:
             settings = settings_of(run)
-            rows = [row for row in show.scores_of(run) if row["metric"] in ("mean", "success")]
-            means = [row for row in rows if row["task"] == "mean"]
-            scores = ", ".join(f"{show.label_of(row)} {show.percent(row):.1f}" for row in means)
+            rows = [row for row in saved_scores(run / "results.csv") if row.task == "mean"]
+            means = [row for row in rows if row.metric in ("mean", "success")]
+            scores = ", ".join(f"{row.split} {row.percent:.1f}" for row in means)
             method, status = show.method_of(settings), show.status_of(run, settings)
         except MttlError as error:
             method, scores, status = "", "", f"damaged: {error}"

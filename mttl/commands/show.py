@@ -6,21 +6,20 @@ Only tables are read, so it works for unfinished runs.
 """
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from mttl.analysis.saved_scores import saved_scores
 from mttl.checkpoints.run_folder import RunFolder, settings_of
 from mttl.commands.options import CommandParser, command
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.files import locked
-from mttl.io.reading import parse_json, read_table, read_text, to_number
+from mttl.io.reading import parse_json, read_table, read_text
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 
 Settings = dict[str, Any]
-SCORED = ("task", "split", "sample", "metric", "score")
 
 
 def _declare(parser: CommandParser) -> None:
@@ -37,9 +36,10 @@ def main(options: argparse.Namespace) -> None:
     lines += [_adaptation(path) for path in sorted(run.glob("adapt-*/results.jsonl"))]
     console.print("\n".join(lines), markup=False)
     cells: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in [*scores_of(run), *scores_of(run, "baselines.csv")]:
-        own = cells.setdefault((row["task"], row["metric"]), {})
-        own.setdefault(label_of(row), []).append(percent(row))
+    files = RunFolder(run)
+    for row in [*saved_scores(files.results), *saved_scores(files.baselines)]:
+        own = cells.setdefault((row.task, row.metric), {})
+        own.setdefault(f"{row.split} {row.baseline}".strip(), []).append(row.percent)
     labels = list(dict.fromkeys(label for own in cells.values() for label in own))
     table = TextTable("Scores (%)", digits=1).words("task", "metric").numbers(*labels)
     for names, own in cells.items():
@@ -66,24 +66,6 @@ def status_of(run: Path, settings: Settings) -> str:
     step, total = (rows[-1]["step"] if rows else 0), settings.get("trainer.max_steps", -1)
     state = "training" if _in_use(run / ".lock") else "unfinished"
     return f"{state}, step {step}" + (f" of {total}" if total > 0 else "")
-
-
-def scores_of(run: Path, name: str = "results.csv") -> list[dict[str, str]]:
-    """Return the rows of a table of scores; none if it has not been written."""
-    path = run / name
-    return read_table(path, CheckpointError, SCORED) if path.is_file() else []
-
-
-def label_of(row: Mapping[str, str]) -> str:
-    """Return the split, with the baseline if it is one; of policies, the choice of actions."""
-    split = row["sample"] if row["split"] == "evaluation" else row["split"]
-    return f"{split} {row.get('baseline', '')}".strip()
-
-
-def percent(row: Mapping[str, str]) -> float:
-    """Return a score in %, or the mean steps of a policy."""
-    score = to_number(row["score"], f"the score of '{row['task']}'", CheckpointError)
-    return score if row["metric"] == "steps" else 100 * score
 
 
 def megabytes(path: Path) -> float:

@@ -70,7 +70,7 @@ def test_policies_have_a_column_for_each_choice_of_actions(tmp_path, capsys, ref
     (run / "results.csv").write_text(HEADER + "".join(lines))
     assert SCRIPT.main([str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "| task | evaluation greedy | evaluation sampled |"
+    assert lines[2] == "| task | greedy | sampled |"
     assert lines[4] == "| `GoTo` | 50.0 | 25.0 |"
     (run / "results.csv").write_text(HEADER + "GoTo,evaluation,sampled,1,success,0.25,4\n")
     told = refused(SCRIPT.main, "--runs", f"mine={run}", "--out", tmp_path / "out")

@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mttl.analysis.routing_record import read_arrays, read_metrics
-from mttl.io.errors import CheckpointError
-from mttl.io.reading import read_table, to_number
+from mttl.analysis.saved_scores import saved_scores
 from mttl.io.record import Record
 
 # Limits on the size of the page.
@@ -27,7 +26,6 @@ OF_TASKS = {
     **{"return": "reward/{}", "steps of an episode": "steps/{}"},
 }
 SPLITS = ("test", "dev")
-EVALUATION = "evaluation"  # the only split of policies
 METRICS = {"success": "success rate", "steps": "steps of an episode"}  # of policies
 Curve = tuple[list[int], list[float]]
 Facts = dict[str, Any]  # as the page takes them
@@ -48,31 +46,24 @@ def read_scores(folder: Path) -> dict[str, list[Facts]]:
     A score is a mean over samples, with ``split``, ``metric``, ``score`` and ``baselines`` by name.
     Greedy and sampled actions of policies have separate scores.
     """
-    found = _means(folder / "results.csv", ())
-    baselines = _means(folder / "baselines.csv", ("baseline",))
+    found, baselines = _means(folder / "results.csv"), _means(folder / "baselines.csv")
     scores: dict[str, list[Facts]] = {}
-    ranked = sorted(found, key=lambda key: SPLITS.index(key[1]) if key[1] in SPLITS else -1)
-    for task, split, metric in ranked:
+    ranked = sorted(found, key=lambda key: SPLITS.index(key[2]) if key[2] in SPLITS else -1)
+    for _, task, split, metric in ranked:
         beside = {key[0]: x for key, x in baselines.items() if key[1:3] == (task, split)}
-        score = {"score": found[task, split, metric], "baselines": beside}
-        named = {"split": split, "metric": METRICS.get(metric, metric)}
+        score = {"score": found["", task, split, metric], "baselines": beside}
+        of = f"{split} actions" if metric in METRICS else split
+        named = {"split": of, "metric": METRICS.get(metric, metric)}
         scores.setdefault(task, []).append(named | score)
     return scores
 
 
-def _means(path: Path, more: tuple[str, ...]) -> dict[tuple[str, ...], float]:
-    """Return means over samples by the columns ``more``, task, split and metric."""
-    if not path.is_file():
-        return {}
-    values: dict[tuple[str, ...], list[float]] = {}
-    columns = [*more, "task", "split", "metric", "score"]
-    for row in read_table(path, CheckpointError, [*columns, "sample"]):
-        if row["split"] == EVALUATION:
-            row["split"] = f"{row['sample']} actions"
-        score = to_number(row["score"], f"'{path}': a score", CheckpointError)
-        # An undefined score counts as 0, as in all means.
-        key = tuple(row[name] for name in columns[:-1])
-        values.setdefault(key, []).append(0.0 if math.isnan(score) else score)
+def _means(path: Path) -> dict[tuple[str, str, str, str], float]:
+    """Return means over samples by baseline, task, split and metric; undefined scores are 0."""
+    values: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in saved_scores(path):
+        key = row.baseline, row.task, row.split, row.metric
+        values.setdefault(key, []).append(0.0 if math.isnan(row.score) else row.score)
     return {key: sum(scores) / len(scores) for key, scores in values.items()}
 
 

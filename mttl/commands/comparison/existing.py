@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 from mttl.adaptation.plan import MAY_CHANGE, SUCCESS, FewShotResult, Results
+from mttl.analysis.saved_scores import saved_scores
 from mttl.checkpoints.run_folder import PLACE, RunFolder, differing_settings, settings_of
 from mttl.commands.comparison.tables import TaskScore, markdown, spread
 from mttl.io.errors import MttlError
-from mttl.io.reading import read_table, to_number
 from mttl.tasks.partition import MEAN
 
 # Settings that affect neither training nor scoring.
@@ -93,24 +93,14 @@ def read_scores(
 
     The score of a few-shot sample is the mean over seeds; see `mean_of_known`.
     """
-    path, seen = RunFolder(run).results, trained_on(run)
-    columns = ["task", "split", "sample", "score"]
-    table = read_table(path, MttlError, columns) if path.is_file() else []
-    found = []
-    for row in table:
+    found, seen = [], trained_on(run)
+    for row in saved_scores(RunFolder(run).results):
         # Those of levels are the success rates of policies with their most probable actions.
-        policy = (row["sample"], row.get("metric")) == ("greedy", SUCCESS)
-        if row["task"] == MEAN or not (policy or row["split"] == "test"):
-            continue
-        sample = "0" if policy else row["sample"]
-        found.append(
-            TaskScore(
-                *(method, "", seed, "seen", row["task"]),
-                sample=int(to_number(sample, f"'{path}': a sample", MttlError)),
-                score=100 * to_number(row["score"], f"'{path}': a score", MttlError),
-                fold=fold,
-            )
-        )
+        policy = (row.split, row.metric) == ("greedy", SUCCESS)
+        if row.task != MEAN and (policy or row.split == "test"):
+            sample = 0 if policy else int(row.sample)
+            own = method, "", seed, "seen", row.task, sample, row.percent, fold
+            found.append(TaskScore(*own))
     for mode in modes:
         by_sample: dict[Adapted, list[FewShotResult]] = {}
         for job, result in Results(run / f"adapt-{mode}").finished.items():
@@ -236,13 +226,10 @@ def summary(runs: Sequence[Path]) -> str:
     return f"{caption}\n\n{markdown(heads, rows)}".rstrip()
 
 
-def _task_means(path: Path, baseline: str | None = None) -> dict[tuple[str, str], float]:
+def _task_means(path: Path, baseline: str = "") -> dict[tuple[str, str], float]:
     """Return mean scores in % by task and split, over few-shot samples."""
     found: dict[tuple[str, str], list[float]] = {}
-    for row in read_table(path, MttlError, ["task", "split", "score"]):
-        if row.get("baseline") == baseline and row.get("metric") != "steps":
-            score = to_number(row["score"], f"'{path}': a score", MttlError)
-            chosen = row.get("sample", "")
-            split = f"{row['split']} {chosen}" if chosen in ("greedy", "sampled") else row["split"]
-            found.setdefault((row["task"], split), []).append(100 * score)
+    for row in saved_scores(path):
+        if row.baseline == baseline and row.metric != "steps":
+            found.setdefault((row.task, row.split), []).append(row.percent)
     return {key: mean_of_known(values) for key, values in found.items()}
