@@ -64,7 +64,7 @@ def _components(
 
 
 def umap_projection(
-    weights: Float[np.ndarray, "G T K"], *, n_neighbors: int = 8, seed: int = 0
+    weights: Float[np.ndarray, "G T K"],
 ) -> Float[np.ndarray, "T 2"]:
     """Return tasks in the plane by UMAP, which keeps neighbours by correlation together.
 
@@ -79,10 +79,10 @@ def umap_projection(
 
     rows = task_rows(weights)
     projection: Any = umap.UMAP(
-        n_neighbors=min(n_neighbors, len(rows) - 1),
+        n_neighbors=min(8, len(rows) - 1),
         metric="correlation",
         init="random",  # spectral initialisation fails for few tasks
-        random_state=seed,
+        random_state=0,
         n_jobs=1,  # required by a seed
     )
     return np.asarray(projection.fit_transform(rows))

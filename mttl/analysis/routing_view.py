@@ -13,7 +13,7 @@ from mttl.analysis.routing_record import Curves, RoutingRecord
 from mttl.analysis.skill_matching import align_groups, matched
 from mttl.analysis.statistics import effective_skills_over_training, layer_statistics
 from mttl.analysis.token_record import TokenRoutingRecord
-from mttl.io.errors import TaskError
+from mttl.io.errors import TaskError, some
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ class RoutingView:
         for what in ("tasks", "groups"):
             names = sorted(set(getattr(one, what)) ^ set(getattr(other, what)))
             if names:
-                some = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-                raise TaskError(f"{runs} differ in {what}: only one has {some}. {hint}")
+                raise TaskError(f"{runs} differ in {what}: only one has {some(names)}. {hint}")
         n_skills = one.weights.shape[2], other.weights.shape[2]
         if n_skills[0] != n_skills[1]:
             raise TaskError(f"{runs} have {n_skills[0]} and {n_skills[1]} skills. {hint}")

@@ -29,10 +29,8 @@ def saved_scores(path: Path) -> list[SavedScore]:
     rows = read_table(path, CheckpointError, columns) if path.is_file() else []
     return [
         SavedScore(
-            task=row["task"],
-            split=row["sample"] if row["split"] == "evaluation" else row["split"],
-            sample=row["sample"],
-            metric=row["metric"],
+            *(row["task"], row["sample" if row["split"] == "evaluation" else "split"]),
+            *(row["sample"], row["metric"]),
             score=to_number(row["score"], f"'{path}': a score", CheckpointError),
             baseline=row.get("baseline", ""),
         )

@@ -71,11 +71,6 @@ class Bigrams:
         np.add.at(table, (where, self.experts), self.counts)
         return found, table
 
-    def commonest_before(self, expert: int, token: int) -> int:
-        """Return the commonest token before a token, among those that went to an expert."""
-        here = (self.experts == expert) & (self.tokens == token)
-        return int(self.previous[here][self.counts[here].argmax()])
-
 
 def load_entropy(loads: Float[np.ndarray, "*layers E"]) -> Float[np.ndarray, "*layers"]:
     """Return the entropy over its maximum: 1 for equal loads, 0 if one expert has all or none."""

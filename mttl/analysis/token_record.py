@@ -120,7 +120,9 @@ def _layer(bigrams: Bigrams, text: Callable[[int], str]) -> Mapping[str, Any]:
             row["tokens"][expert, rank] = text(token)
             row["token_counts"][expert, rank] = table[place, expert]
             row["token_shares"][expert, rank] = table[place, expert] / table[place].sum()
-            row["before"][expert, rank] = text(bigrams.commonest_before(expert, token))
+            here = (bigrams.experts == expert) & (bigrams.tokens == token)
+            before = bigrams.previous[here][bigrams.counts[here].argmax()]
+            row["before"][expert, rank] = text(int(before))
         for rank, place in enumerate(_commonest(previous_table[:, expert])):
             row["previous"][expert, rank] = text(int(previous_ids[place]))
             row["previous_counts"][expert, rank] = previous_table[place, expert]

@@ -60,6 +60,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Build, verify or list tasks, and print a table."""
     from mttl.tasks.building.build_gym import check_task
+    from mttl.tasks.building.hub import hub_in_reach
     from mttl.tasks.sampling import SAMPLES
 
     out, raw = options.out, options.raw
@@ -75,8 +76,10 @@ def main(options: argparse.Namespace) -> int:
     if raw is not None and not raw.is_dir():
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
     names = [task.source.path for task in tasks if not task.source.unavailable]
-    if raw is None and any(name and not Path(name).is_dir() for name in names):
-        look_for_hub()
+    remote = raw is None and any(name and not Path(name).is_dir() for name in names)
+    if remote and "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub, also in workers
+        say("the hub is unreachable; only downloaded data can be used", stderr=True)
     refusal = TaskError(f"another mttl build is writing to '{out}'; wait for it or stop it.")
     with locked(out / ".lock", refusal):
         outcomes = build(tasks, out, samples, raw, options.workers)
@@ -105,15 +108,6 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
         if name not in known:
             raise TaskError(f"unknown task '{name}'.{nearest(name, known)}")
     return [known[name] for name in dict.fromkeys([*wanted, *(() if names else own)])]
-
-
-def look_for_hub() -> None:
-    """Check the hub once; if it is unreachable, set offline mode."""
-    from mttl.tasks.building.hub import hub_in_reach
-
-    if "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub, also in workers
-        say("the hub is unreachable; only downloaded data can be used", stderr=True)
 
 
 def build(

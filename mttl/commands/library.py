@@ -16,6 +16,7 @@ hub. A command adds all of its sources or none, and lists every problem.
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -45,7 +46,13 @@ def add(options: argparse.Namespace) -> None:
     found.read(options.sources)
     if (options.rank or options.skills) and not found.runs:
         raise ConfigError("--rank and --skills are for runs, but no source is a run; remove them")
-    members = [member.told(options.name, options.licence, options.data) for member in found.members]
+    given = {"licence": options.licence, "data": options.data}
+    given = {key: word for key, word in given.items() if word is not None}
+    members = []
+    for member in found.members:
+        name = (options.name or "*").replace("*", member.card.name)
+        card = member.card.model_copy(update={"name": name, **given})
+        members.append(replace(member, card=card))
     problems = found.problems
     base = library.base if library else None
     named = [member.card.base["name"] for member in members]

@@ -6,6 +6,7 @@ Only tables are read, so it works for unfinished runs.
 """
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -89,12 +90,11 @@ def _adaptation(path: Path) -> str:
 
 def _in_use(lock: Path) -> bool:
     """Return whether another process holds a lock."""
-    try:
-        if lock.is_file():
-            with locked(lock, ConfigError("in use")):
-                pass
-    except ConfigError:
-        return True
-    except OSError:  # of another user
-        pass
+    if lock.is_file():
+        with suppress(OSError):  # of another user
+            try:
+                with locked(lock, ConfigError("in use")):
+                    pass
+            except ConfigError:
+                return True
     return False

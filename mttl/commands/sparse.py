@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, get_args
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command, positive
-from mttl.io.errors import CheckpointError, ConfigError, TaskError, nearest
+from mttl.io.errors import CheckpointError, ConfigError, TaskError, nearest, raised_as
 from mttl.io.reading import read_text, require_file
 from mttl.plugins.describe import sentences
 from mttl.plugins.part_settings import OneOf
 from mttl.runtime.command import make_console
+from mttl.runtime.processes import device_of
 from mttl.sparse.lottery_settings import LotterySettings
 from mttl.tasks.folder import Gym
 
@@ -76,11 +77,8 @@ def main(options: argparse.Namespace) -> None:
     state = out.with_name(f"{out.name}.state")
     if out.exists() and not (options.resume and state.is_file()):
         raise ConfigError(f"'{out}' already exists; choose another --out or delete it")
-    try:
+    with raised_as(ConfigError, "", ValueError, text=lambda error: f"--{error}".replace("_", "-")):
         settings = LotterySettings(**{one.name: getattr(options, one.name) for one in SETTINGS})
-    except ValueError as error:
-        name, _, rest = str(error).partition(" ")
-        raise ConfigError(f"--{name.replace('_', '-')} {rest}") from error
     for path in options.text or ():
         require_file(path, ConfigError)
     tasks = [tuple(one.partition("=")[::2]) for one in options.task or ()]
@@ -104,8 +102,7 @@ def main(options: argparse.Namespace) -> None:
     saved = load_state(state, about, resume=options.resume)
     torch.manual_seed(options.seed)
     model: torch.nn.Module = load_pretrained(options.model)
-    if torch.cuda.is_available():
-        torch.nn.Module.cuda(model)
+    model.to(device_of())
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     facts, heads = new_head(gym, [task for task, _ in tasks], model) if gym else (None, None)
     composition = SparseComposition(model)

@@ -90,20 +90,20 @@ def _line(
 
 def _models(
     keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]
-) -> tuple[list[type[BaseModel]], PluginKinds | None]:
-    """Return the possible sections of a key, and its annotation for plug-in classes."""
+) -> tuple[list[type[BaseModel]], PluginKinds | None, str]:
+    """Return the possible sections of a key, its annotation for plug-in classes, and its kind."""
     models: list[type[BaseModel]] = [root]
-    own = None
+    own, kind = None, ""
     value: Any = tree
     for key in keys:
         value = value[int(key)] if isinstance(value, list) else value.get(key)
         if fields := [model.model_fields[key] for model in models if key in model.model_fields]:
             models = [inner for field in fields for inner in models_in(field.annotation)]
             own = plugin_kinds_in(fields[0].annotation, fields[0].metadata)
-        kind = value.get("kind") if isinstance(value, Mapping) else None
+        kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
         if own is not None and own.family.is_plugin(kind):
-            models = [own.model_of(str(kind))]
-    return models, own
+            models = [own.model_of(kind)]
+    return models, own, kind
 
 
 def _kinds(
@@ -115,12 +115,8 @@ def _kinds(
 
 def _fields(keys: Sequence[str], tree: Mapping[str, Any], root: type[BaseModel]) -> list[str]:
     """Return the settings of a section; of one kind only if the kind is known."""
-    value: Any = tree
-    for key in keys:
-        value = value[int(key)] if isinstance(value, list) else value.get(key)
-    kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
-    kinds = _kinds(keys, tree, root)
-    models = [kinds[kind]] if kind in kinds else _models(keys, tree, root)[0]
+    models, _, kind = _models(keys, tree, root)
+    models = [model for model in models if kind_of(model) == kind] or models
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 

@@ -263,7 +263,12 @@ def merge(
             result[key] = value
             continue
         emptied = bool(prefix) and not value
-        if not isinstance(before, Mapping) or emptied or _changes_kind(before, value):
+        common = {"kind", "model_type"} & value.keys()
+        if (
+            not isinstance(before, Mapping)
+            or emptied
+            or any(before.get(one, value[one]) != value[one] for one in common)
+        ):
             kind = before.get("kind") if isinstance(before, Mapping) and not emptied else None
             before = {} if kind is None else {"kind": kind}
             for old in [known for known in sources if known.startswith(f"{name}.")]:
@@ -271,11 +276,6 @@ def merge(
                     del sources[old]
         result[key] = merge(dict(before), value, source, sources, f"{name}.")
     return result
-
-
-def _changes_kind(before: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
-    common = before.keys() & later.keys() & {"kind", "model_type"}
-    return any(later[name] != before[name] for name in common)
 
 
 def with_value(

@@ -125,13 +125,8 @@ def requirement(mistake: Mapping[str, Any]) -> str:
     if mistake["type"] == "literal_error":
         expected = mistake["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
         near = nearest(str(mistake["input"]), expected.split(", "))
-        return f"must be {one_of(expected.split(', '))}{'.' + near if near else ''}"
+        return f"must be {'one of ' * (',' in expected)}{expected}{'.' * bool(near)}{near}"
     if mistake["type"] in TYPES:
         return f"must be {TYPES[mistake['type']]}"
     text = re.sub(r"^(Input|Value|String|List|Dictionary|Tuple) should", "must", mistake["msg"])
     return f"{text[0].lower()}{text[1:]}"
-
-
-def one_of(choices: Sequence[str]) -> str:
-    """Return the choices, after "one of" if there are several."""
-    return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]

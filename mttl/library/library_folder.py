@@ -12,11 +12,11 @@ killed one. Writers wait at ``.lock``; readers do not.
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -43,13 +43,6 @@ class Member:
 
     card: MemberCard
     changes: Mapping[str, LowRank]
-
-    def told(self, name: str | None, licence: str | None, data: str | None) -> "Member":
-        """Return the member with new entries of its card; ``*`` in a name is the old name."""
-        own = name and name.replace("*", self.card.name)
-        given = {"name": own, "licence": licence, "data": data}
-        words: dict[str, Any] = {key: word for key, word in given.items() if word is not None}
-        return replace(self, card=self.card.model_copy(update=words))
 
     def trimmed(self) -> "Member":
         """Return the member without columns and layers of zeros."""

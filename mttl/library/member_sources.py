@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import metadata_load
 
 from mttl.aggregation.packed_weights import is_transposed
 from mttl.assembly.build_backbone import build_backbone, place_of
@@ -19,8 +20,6 @@ from mttl.checkpoints.run_folder import settings_of
 from mttl.config.backbone_schema import Pretrained
 from mttl.inference.model_card import scores_of
 from mttl.io.errors import CheckpointError, ConfigError, MttlError
-from mttl.io.reading import read_text
-from mttl.io.yaml12 import YAMLError, parse
 from mttl.library.library_folder import Member, is_library, open_library
 from mttl.library.member_card import CARD, LIBRARY, BaseModel, MemberCard
 from mttl.merging.fold import skill_mixing, task_mixing
@@ -237,7 +236,8 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
     if (path / CARD).exists():  # an exported member
         card = MemberCard.read(path / CARD)
     else:
-        about, config = _front_matter(path / "README.md"), folder.config
+        config, readme = folder.config, path / "README.md"
+        about = (readme.is_file() and metadata_load(readme)) or {}
         card = MemberCard(
             name=name,
             task=name,
@@ -249,16 +249,6 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
     own = {"name": below if isinstance(below, str) else ""}
     here = {"name": name, "source": f"'{path}'", "base": own}
     return Member(card.model_copy(update=here), changes)
-
-
-def _front_matter(path: Path) -> dict[str, Any]:
-    """Return the front matter of a model card; empty if there is none."""
-    try:
-        head = read_text(path, CheckpointError).split("---\n", 2)
-        about = parse(head[1]) if len(head) == 3 and not head[0] else {}
-    except (CheckpointError, YAMLError):
-        return {}
-    return about if isinstance(about, dict) else {}
 
 
 def _joined(value: Any) -> str | None:
