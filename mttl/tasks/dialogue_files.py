@@ -1,15 +1,16 @@
 """Read published dialogues: Wizard of Wikipedia, FaithDial, DSTC9 track 1 and DSTC11 track 5.
 
 Readers yield a record per response: ``history`` (see `mttl.tasks.filters.turns`), ``knowledge``,
-``response``, and for FaithDial ``label``. A `TaskError` for a malformed file has the place.
+``response``, and for FaithDial ``label``; templates check the texts. A `TaskError` for a malformed
+file has the place.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from mttl.io.errors import TaskError
+from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_json, shown
 from mttl.tasks.rows import dstc_files, read_records, text_lines
 
@@ -19,7 +20,8 @@ DialogueFormat = Literal["wizard", "faithdial", "dstc"]
 Records = Iterator[dict[str, Any]]
 
 _NO_KNOWLEDGE = "no_passages_used"
-_KINDS = {str: "a text that is not empty", list: "a list", dict: "an object", bool: "true or false"}
+_SPEAKERS = {"Wizard": "assistant", "Apprentice": "user", "S": "assistant", "U": "user"}
+_MISTAKES = (LookupError, AttributeError, TypeError, ValueError)  # of malformed records
 # Labels of BEGIN, of which the first that a response has counts.
 _LABELS = {
     "hallucination": "hallucinated",
@@ -43,26 +45,24 @@ def read_wizard(path: str | Path) -> Records:
         Layout: `parlai/tasks/wizard_of_wikipedia/agents.py` of facebookresearch/ParlAI.
     """
     n_turns = n_skipped = 0
-    for number, dialogue in enumerate(_dialogues(path), 1):
+
+    def responses(dialogue: Any) -> Records:
+        nonlocal n_turns, n_skipped
         history: list[dict[str, str]] = []
-        whole = f"{path}, dialogue {number}"
-        for place, turn in _items(dialogue, "dialog", whole, "turn"):
-            name, text = _get(turn, "speaker", str, place), _get(turn, "text", str, place)
-            speaker = {"Wizard": "assistant", "Apprentice": "user"}.get(name.rpartition("_")[2])
-            if speaker is None:
-                problem = f"'speaker' is {shown(name)}, but it must end in Wizard or Apprentice"
-                _refuse(place, problem, "correct the turn")
+        for turn in dialogue["dialog"]:
+            speaker = _SPEAKERS[turn["speaker"].rpartition("_")[2]]
             if speaker == "assistant":
                 n_turns += 1
                 if not history:
-                    topic = _get(dialogue, "chosen_topic", str, whole)
-                    history.append({"speaker": "user", "text": topic})
-                checked = list(_get(turn, "checked_sentence", dict, place).values())
-                if not checked or checked[0] == _NO_KNOWLEDGE:
+                    history.append({"speaker": "user", "text": dialogue["chosen_topic"]})
+                checked = next(iter(turn["checked_sentence"].values()), _NO_KNOWLEDGE)
+                if checked == _NO_KNOWLEDGE:
                     n_skipped += 1
                 else:
-                    yield {"history": [*history], "knowledge": checked[0], "response": text}
-            history.append({"speaker": speaker, "text": text})
+                    yield {"history": [*history], "knowledge": checked, "response": turn["text"]}
+            history.append({"speaker": speaker, "text": turn["text"]})
+
+    yield from _converted(f"{path}, dialogue", _dialogues(path), responses)
     _report(path, n_skipped, n_turns, "responses without a checked sentence")
 
 
@@ -79,23 +79,24 @@ def read_faithdial(path: str | Path) -> Records:
         Dziri et al., TACL 2022, arXiv:2204.10757; JSON: README.md of McGill-NLP/FaithDial. CSV:
         Dziri et al., NAACL 2022, arXiv:2204.07931; `data-audit/gold` of that repository.
     """
-    if Path(path).suffix == ".csv":
-        for number, row in enumerate(read_records(path), 1):
-            place = f"{path}, record {number}"
-            label = _label(_get(row, "BEGIN", str, place).split(","), place)
-            knowledge = row.get("evidence") or row.get("knowledge")
-            yield {**row, "knowledge": knowledge, "label": label}
-        return
-    for number, dialogue in enumerate(_dialogues(path), 1):
-        for place, turn in _items(dialogue, "utterances", f"{path}, dialogue {number}", "turn"):
-            kinds = {"history": list, "knowledge": str, "response": str}
-            record = {key: _get(turn, key, kind, place) for key, kind in kinds.items()}
+
+    def audited(row: Any) -> Records:
+        knowledge = row.get("evidence") or row.get("knowledge")
+        yield {**row, "knowledge": knowledge, "label": _label(row["BEGIN"].split(","))}
+
+    def responses(dialogue: Any) -> Records:
+        for turn in dialogue["utterances"]:
+            record = {key: turn[key] for key in ("history", "knowledge", "response")}
             record |= {key: turn[key] for key in ("BEGIN", "VRM") if key in turn}
             yield record | {"label": "faithful"}
             if (original := turn.get("original_response")) and original != record["response"]:
-                label = _label(_get(turn, "BEGIN", list, place), place)
+                label = _label(turn["BEGIN"])
                 if label not in ("", "faithful"):
                     yield record | {"response": original, "label": label}
+
+    if Path(path).suffix == ".csv":
+        return _converted(f"{path}, record", read_records(path), audited)
+    return _converted(f"{path}, dialogue", _dialogues(path), responses)
 
 
 def read_dstc(path: str | Path) -> Records:
@@ -118,59 +119,40 @@ def read_dstc(path: str | Path) -> Records:
     if len(logs) != len(labels):
         numbers = f"'{logs_path}' has {len(logs)} dialogues, but '{labels_path}' {len(labels)}"
         raise TaskError(f"{numbers} labels; take both files from the same split")
-    n_skipped = 0
-    for number, (log, label) in enumerate(zip(logs, labels, strict=True), 1):
-        place = f"{labels_path}, record {number}"
-        if not _get(label, "target", bool, place):
-            n_skipped += 1
-            continue
-        history = []
-        for at, turn in _items({"turns": log}, "turns", f"{logs_path}, record {number}", "turn"):
-            speaker = {"U": "user", "S": "assistant"}.get(_get(turn, "speaker", str, at))
-            if speaker is None:
-                problem = f"'speaker' is {shown(turn['speaker'])}, but it must be U or S"
-                _refuse(at, problem, "correct the turn")
-            history.append({"speaker": speaker, "text": _get(turn, "text", str, at)})
-        snippets = [
-            _snippet(known, each, at)
-            for at, each in _items(label, "knowledge", place, "item of knowledge")
-        ]
-        response = _get(label, "response", str, place)
-        yield {"history": history, "knowledge": snippets, "response": response}
+
+    def response(pair: Any) -> Records:
+        log, label = pair
+        if label["target"]:
+            turns = [{"speaker": _SPEAKERS[one["speaker"]], "text": one["text"]} for one in log]
+            snippets = [_snippet(known, keys) for keys in label["knowledge"]]
+            yield {"history": turns, "knowledge": snippets, "response": label["response"]}
+
+    pairs = zip(logs, labels, strict=True)
+    yield from _converted(f"{labels_path}, record", pairs, response)
+    n_skipped = sum(not label["target"] for label in labels)
     _report(logs_path, n_skipped, len(logs), "turns that need no knowledge")
 
 
-def _snippet(known: Mapping[str, Any], keys: Any, place: str) -> str:
+def _snippet(known: Mapping[str, Any], keys: Mapping[str, Any]) -> str:
     """Return the text of a document, or of a sentence of a review, after the entity's name."""
-    entity: Any = known
-    for key in ("domain", "entity_id"):
-        entity = _follow(entity, keys, key, place)
-    if keys.get("doc_type") == "review":
-        document = _follow(entity.get("reviews", {}), keys, "doc_id", place)
-        text = _follow(document.get("sentences", {}), keys, "sent_id", place)
-    else:
-        documents = entity.get("faqs" if keys.get("doc_type") == "faq" else "docs", {})
-        document = _follow(documents, keys, "doc_id", place)
-        parts = ("question", "answer") if "question" in document else ("title", "body")
-        text = " ".join(_get(document, part, str, place) for part in parts)
+    with raised_as(TaskError, "knowledge.json", KeyError, text="has no {}".format):
+        entity = known[keys["domain"]][str(keys["entity_id"])]
+        if keys.get("doc_type") == "review":
+            text = entity["reviews"][str(keys["doc_id"])]["sentences"][str(keys["sent_id"])]
+        else:
+            documents = entity["faqs" if keys.get("doc_type") == "faq" else "docs"]
+            document = documents[str(keys["doc_id"])]
+            parts = ("question", "answer") if "question" in document else ("title", "body")
+            text = " ".join(document[part] for part in parts)
     return f"{entity['name']}: {text}" if entity.get("name") else text
 
 
-def _follow(value: Any, keys: Any, key: str, place: str) -> Any:
-    name = str(keys.get(key)) if isinstance(keys, dict) else ""
-    if not isinstance(value, dict) or name not in value:
-        problem = f"'knowledge.json' has no {key} {shown(name)}, which the label names"
-        _refuse(place, problem, f"correct {shown(keys)}")
-    return value[name]
-
-
-def _label(begin: list[Any], place: str) -> str:
+def _label(begin: list[Any]) -> str:
     """Return the label by BEGIN; empty if there is none."""
     found = {str(one).strip().lower() for one in begin} - {""}
     known = [label for name, label in _LABELS.items() if name in found]
     if found and not known:
-        problem = f"'BEGIN' is {shown(begin)}, but it must have one of {', '.join(_LABELS)}"
-        _refuse(place, problem, "correct the record")
+        raise TaskError(f"'BEGIN' is {shown(begin)}, but it must have one of {', '.join(_LABELS)}")
     return known[0] if known else ""
 
 
@@ -188,25 +170,15 @@ def _dialogues(path: str | Path) -> list[Any]:
         ) from error
 
 
-def _items(value: Any, key: str, place: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a list that is not empty, each with its place."""
-    items = _get(value, key, list, place)
-    if not items:
-        _refuse(place, f"'{key}' is an empty list", "remove the record")
+def _converted(place: str, items: Iterable[Any], convert: Callable[[Any], Records]) -> Records:
+    """Yield the records of all items; errors have the place and the number of an item."""
     for number, item in enumerate(items, 1):
-        yield f"{place}, {name} {number}", item
+        with raised_as(TaskError, f"{place} {number}", *_MISTAKES, text=_mistake):
+            yield from convert(item)
 
 
-def _get(record: Any, key: str, kind: type, place: str) -> Any:
-    value = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(value, kind) or (isinstance(value, str) and not value.strip()):
-        problem = f"'{key}' is {shown(value)}, but it must be {_KINDS[kind]}"
-        _refuse(place, problem, "correct or remove the record")
-    return value
-
-
-def _refuse(place: str, problem: str, advice: str) -> NoReturn:
-    raise TaskError(f"{place}: {problem}; {advice}")
+def _mistake(error: Exception) -> str:
+    return str(error) if isinstance(error, TaskError) else f"it is malformed ({error!r})"
 
 
 def _report(path: str | Path, n_skipped: int, n: int, what: str) -> None:

@@ -146,14 +146,10 @@ def changed(keys: list[dict[str, Any]], **key: Any) -> list[dict[str, Any]]:
 
 
 WRONG_DSTC = [
-    ({"keys": changed(KEYS9, doc_id=9)}, r"record 2, item of knowledge 1: .* no doc_id \"9\""),
-    ({"keys": changed(KEYS9, entity_id=9)}, r"labels.json, record 2, .* no entity_id \"9\""),
-    ({"keys": []}, "labels.json, record 2: 'knowledge' is an empty list"),
-    ({"target": None}, "record 2: 'target' is null, but it must be true or false"),
-    ({"response": ""}, "record 2: 'response' is \"\", but it must be a text"),
+    ({"keys": changed(KEYS9, doc_id=9)}, r"labels.json, record 2: knowledge.json: has no '9'"),
+    ({"keys": changed(KEYS9, entity_id=9)}, "labels.json, record 2: knowledge.json: has no '9'"),
     ({"logs": LOGS[:1]}, "logs.json' has 1 dialogues, but .*labels.json' 2 labels"),
-    ({"logs": [[], [{"speaker": "U", "text": " "}]]}, "logs.json, record 2, turn 1: 'text' is"),
-    ({"logs": [[], [{"speaker": "B", "text": "a"}]]}, "turn 1: 'speaker' is \"B\", .* U or S"),
+    ({"logs": [[], [{"speaker": "B", "text": "a"}]]}, r"record 2: it is malformed \(KeyError\('B'"),
 ]
 
 
@@ -166,17 +162,24 @@ def test_wrong_files_of_dstc(tmp_path: Path, changes: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("read", "content", "message"),
     [
-        (read_wizard, [{"dialog": [{"speaker": "0_Bot", "text": "a"}]}], "1, turn 1: 'speaker' is"),
-        (read_wizard, [{"dialog": [{"speaker": "Wizard", "text": ""}]}], "1, turn 1: 'text' is"),
-        (read_wizard, [{"dialog": []}], "dialogue 1: 'dialog' is an empty list"),
+        (read_wizard, [{"dialog": [{"speaker": "0_Bot", "text": "a"}]}], "dialogue 1: .*'Bot'"),
+        (read_wizard, [{"dialog": None}], "dialogue 1: it is malformed"),
         (read_wizard, {}, "has one object per line, but the format is one list of dialogues"),
-        (read_faithdial, [{"utterances": [{**UTTERANCE, "knowledge": ""}]}], "'knowledge' is"),
-        (read_faithdial, [{"utterances": [{**UTTERANCE, "BEGIN": ["x"]}]}], "'BEGIN' is"),
+        (read_faithdial, [{"utterances": [{**UTTERANCE, "BEGIN": ["x"]}]}], "1: 'BEGIN' is"),
     ],
 )
 def test_wrong_files(tmp_path: Path, read: Any, content: Any, message: str) -> None:
     with pytest.raises(TaskError, match=f"train.json.*{message}"):
         list(read(write(tmp_path / "train.json", content)))
+
+
+def test_templates_refuse_empty_texts(tmp_path: Path) -> None:
+    write(tmp_path / "train.json", [{"utterances": [{**UTTERANCE, "knowledge": ""}]}])
+    file = "source: {train: train.json, format: faithdial}"
+    (tmp_path / "tasks.yaml").write_text(f"tasks: {{new: {{kind: dialogue, k: 1, {file}}}}}")
+    (task,) = load_tasks(tmp_path / "tasks.yaml").values()
+    with pytest.raises(TaskError, match="row 1: the field 'knowledge' is ''; it must be a text"):
+        write_samples(task, tmp_path, [100])
 
 
 def test_lines_of_records_are_named(tmp_path: Path) -> None:
