@@ -96,7 +96,7 @@ def score(
     headed: "Mapping[str, SparseSkill]",
 ) -> None:
     """Answer a task and print its score; ``headed`` are the skills with a head."""
-    from mttl.inference.predictor import answer_texts
+    from mttl.inference.predictor import answer_prompts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
 
@@ -110,10 +110,10 @@ def score(
             answers = objective.answers(model, count.advance)
         else:
             generate: Any = model.generate
-            answers = answer_texts(
+            encoder = form.encoder(tokenizer, decoder_only=decoder_only)
+            answers = answer_prompts(
                 lambda _, **settings: generate(**settings),
-                form.encoder(tokenizer, decoder_only=decoder_only),
-                [form.text(task, row.input) for row in rows],
+                *(tokenizer, encoder.prompts([form.text(task, row.input) for row in rows])),
                 decoder_only=decoder_only,
                 device=model.device,
                 on_rows=count.advance,

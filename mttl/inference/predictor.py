@@ -5,9 +5,10 @@ everywhere.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Self, TypeVar
 
 import torch
@@ -37,10 +38,22 @@ from mttl.tasks.control import Codes
 from mttl.tasks.template import Record
 
 
-def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return batches of rows with similar length."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+def in_batches(
+    lengths: Sequence[int],
+    batch_size: int,
+    work: Callable[[list[int]], Iterable[Any]],
+    on_rows: Callable[[int], object] = lambda n: None,
+) -> list[Any]:
+    """Return what ``work`` returns for each row, given batches of rows with similar length.
+
+    ``on_rows`` is called with the size of every finished batch.
+    """
+    order, found = sorted(range(len(lengths)), key=lengths.__getitem__), dict[int, Any]()
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        found |= zip(rows, work(rows), strict=True)
+        on_rows(len(rows))
+    return [found[row] for row in range(len(lengths))]
 
 
 def _of_each(what: str, given: Any, texts: Sequence[object], *, shared: bool) -> list[Any]:
@@ -55,44 +68,39 @@ def _of_each(what: str, given: Any, texts: Sequence[object], *, shared: bool) ->
 
 
 @torch.no_grad()
-def answer_texts(
+def answer_prompts(
     generate: Callable[..., Tensor],
-    encoder: TextEncoder,
-    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Ids],
     *,
-    prompt_prefixes: Sequence[PromptPrefix] = (),
     decoder_only: bool,
     device: torch.device,
     batch_size: int = 64,
     on_rows: Callable[[int], object] = lambda n: None,
     **settings: Any,
 ) -> list[str]:
-    """Return a generated answer to every text, in order and stripped.
+    """Return a generated answer to every prompt, in order and stripped.
 
-    Texts of similar length share a batch; their prefixes, in ``prompt_prefixes``, are kept if long
-    texts are truncated at the start. ``generate`` receives the indices of a batch's rows and the
-    arguments of a model's ``generate``, including ``settings``. With ``num_return_sequences=n``,
-    each text has n consecutive answers. ``on_rows`` is called with the size of every answered
-    batch.
+    ``generate`` receives the indices of a batch's rows and the arguments of a model's ``generate``,
+    including ``settings``. With ``num_return_sequences=n``, each prompt has n consecutive answers.
+    Batches are those of `in_batches`.
     """
-    prompts = encoder.prompts(texts, prompt_prefixes)
-    n = settings.get("num_return_sequences", 1)
-    answers = [""] * (len(prompts) * n)
-    for rows in batches_by_length([len(prompt) for prompt in prompts], batch_size):
+
+    def answered(rows: list[int]) -> Iterable[Sequence[str]]:
         batch = padded_inputs(
-            [prompts[row] for row in rows], pad_id_of(encoder.tokenizer), left=decoder_only
+            [prompts[row] for row in rows], pad_id_of(tokenizer), left=decoder_only
         )
         found = generate_texts(
             partial(generate, rows),
-            encoder.tokenizer,
+            tokenizer,
             {name: value.to(device) for name, value in batch.items()},
             decoder_only=decoder_only,
             **settings,
         )
-        for place, row in enumerate(rows):
-            answers[row * n : (row + 1) * n] = found[place * n : (place + 1) * n]
-        on_rows(len(rows))
-    return answers
+        n = settings.get("num_return_sequences", 1)
+        return [found[i : i + n] for i in range(0, len(found), n)]
+
+    return [*chain(*in_batches([*map(len, prompts)], batch_size, answered, on_rows))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,17 +257,18 @@ class Predictor:
         self.task_ids([*(rerank or ())])
         ranks = candidates > 1
         names, inputs, prefixes, task_ids = self._asked(tasks, texts, control, ranks=ranks)
+        if not names:
+            return []
         if self.model.heads is not None:
             rows = [row for row, _ in self.headed_rows(names, inputs)]
             return self.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
         options = {} if search or self.added or ranks else self.form.task_options
         known = {name: self.choice_ids(options[name], name) for name in {*names} & {*options}}
-        found: dict[int, str] = {}
+        prompts, found = self.prompts(inputs, prefixes), dict[int, str]()
         if ranked := [place for place, name in enumerate(names) if name in known]:
-            prompts = self.prompts([inputs[p] for p in ranked], [prefixes[p] for p in ranked])
             ids = [known[names[place]] for place in ranked]
             how = {"per_token": self.per_token, "batch_size": batch_size}
-            chosen = self.choose_encoded(task_ids[ranked], prompts, ids, **how)
+            chosen = self.choose_encoded(task_ids[ranked], [prompts[p] for p in ranked], ids, **how)
             found = {place: own.answer for place, own in zip(ranked, chosen, strict=True)}
             on_rows(len(ranked))
         if rest := [place for place in range(len(names)) if place not in found]:
@@ -269,15 +278,13 @@ class Predictor:
                 settings["num_return_sequences"] = candidates
                 if settings["num_beams"] > 1 or not settings.get("do_sample"):
                     settings["num_beams"] = max(settings["num_beams"], candidates)
-            answers = answer_texts(
+            answers = answer_prompts(
                 lambda rows, **inputs: self.generate(
                     task_ids[rest][rows],
                     added=[[prompts[row] for row in rows] for prompts in added],
                     **inputs,
                 ),
-                self.encoder,
-                [prefixes[place].text + inputs[place] for place in rest],
-                prompt_prefixes=[prefixes[place] for place in rest],
+                *(self.tokenizer, [prompts[place] for place in rest]),
                 decoder_only=self.decoder_only,
                 device=self.device,
                 batch_size=batch_size,
@@ -286,7 +293,7 @@ class Predictor:
             )
             if ranks:
                 each = [answers[i : i + candidates] for i in range(0, len(answers), candidates)]
-                given = task_ids, self.prompts(inputs, prefixes)
+                given = task_ids, prompts
                 answers = self._best(names, texts, given, each, rerank or {}, batch_size)
             found |= zip(rest, answers, strict=True)
         return [found[place] for place in range(len(names))]
@@ -313,16 +320,16 @@ class Predictor:
         on_rows: Callable[[int], object] = lambda n: None,
     ) -> list[Any]:
         """Return the answers to `headed_rows`, or their parts with scores (`Head.scored`)."""
-        collate, found = HeadedCollator(pad_id_of(self.tokenizer)), dict[int, Any]()
+        collate = HeadedCollator(pad_id_of(self.tokenizer))
         self.model.eval()
-        for places in batches_by_length([len(row["input_ids"]) for row in rows], batch_size):
+
+        def answered(places: list[int]) -> list[Any]:
             batch = collate([rows[place] for place in places])
             inputs = {k: v.to(self.device) if torch.is_tensor(v) else v for k, v in batch.items()}
             with self.precision.forward_context():
-                answers = headed_answers(self.model, inputs["task_ids"], inputs, scored=scored)
-            found |= zip(places, answers, strict=True)
-            on_rows(len(places))
-        return [found[place] for place in range(len(rows))]
+                return headed_answers(self.model, inputs["task_ids"], inputs, scored=scored)
+
+        return in_batches([len(row["input_ids"]) for row in rows], batch_size, answered, on_rows)
 
     def generate(
         self, task_ids: torch.Tensor, *, added: Sequence[Sequence[Ids]] = (), **inputs: Any
@@ -422,22 +429,17 @@ class Predictor:
         Arguments are those of `mttl.inference.option_scores.option_scores`, and of `choose`.
         """
         self.model.eval()
-        found: list[list[float]] = [[]] * len(prompts)
-        n_prompts = max(1, batch_size // max(map(len, ids)))
-        for rows in batches_by_length([len(prompt) for prompt in prompts], n_prompts):
+
+        def scored(rows: list[int]) -> list[list[float]]:
+            own = [prompts[row] for row in rows], [ids[row] for row in rows]
+            how = {"pad_id": pad_id_of(self.tokenizer), "per_token": per_token}
             with self.precision.forward_context():
-                scores = option_scores(
-                    self.model,
-                    task_ids[rows],
-                    [prompts[row] for row in rows],
-                    [ids[row] for row in rows],
-                    pad_id=pad_id_of(self.tokenizer),
-                    per_token=per_token,
-                )
-            for row, own in zip(rows, scores, strict=True):
-                found[row] = own
-            on_rows(sum(len(ids[row]) for row in rows))
-        return found
+                found = option_scores(self.model, task_ids[rows], *own, **how)
+            on_rows(sum(map(len, found)))
+            return found
+
+        n_prompts = max(1, batch_size // max(map(len, ids)))
+        return in_batches([*map(len, prompts)], n_prompts, scored)
 
     def choice_ids(self, choices: Sequence[str], place: str) -> dict[str, list[int]]:
         """Return the ids of choices, truncated as in training.

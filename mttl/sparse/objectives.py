@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from mttl.data.collate import TrainCollator, pad_id_of
 from mttl.data.raw_text import Corruption, LineEncoder
 from mttl.heads.task_heads import TaskHeads
-from mttl.inference.predictor import batches_by_length
+from mttl.inference.predictor import in_batches
 from mttl.io.errors import ConfigError
 from mttl.models.backbone import hidden_states
 from mttl.models.headed import INPUTS
@@ -60,16 +60,14 @@ class TaskObjective:
     def answers(self, model: nn.Module, on_rows: Callable[[int], object]) -> list[str]:
         """Return the head's answer to every row; ``on_rows`` is called with each batch's size."""
         assert self._heads is not None
-        found: dict[int, str] = {}
+        heads = self._heads.eval()
         model.eval()
-        self._heads.eval()
-        lengths = [len(row["input_ids"]) for row in self._rows]
-        for rows in batches_by_length(lengths, 64):
+
+        def answered(rows: list[int]) -> list[str]:
             batch = self._batch(model, self._shown(rows, 0))
-            answers = self._heads.answers(batch["task_ids"], _states(model, batch), batch)
-            found |= zip(rows, answers, strict=True)
-            on_rows(len(rows))
-        return [found[row] for row in range(self.n_rows)]
+            return heads.answers(batch["task_ids"], _states(model, batch), batch)
+
+        return in_batches([len(row["input_ids"]) for row in self._rows], 64, answered, on_rows)
 
     def _shown(self, rows: Sequence[int], seed: int) -> list[Mapping[str, Any]]:
         """Return some rows for the collator."""

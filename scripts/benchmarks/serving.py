@@ -228,12 +228,11 @@ def server(predictor: "Predictor", settings: argparse.Namespace) -> Answer:
 
 def generated(predictor: "Predictor", texts: Sequence[str], generate: Any) -> list[str]:
     """Return answers in batches, as the project's own predictions are made."""
-    from mttl.inference.predictor import answer_texts
+    from mttl.inference.predictor import answer_prompts
 
-    return answer_texts(
+    return answer_prompts(
         generate,
-        predictor.form.encoder(predictor.tokenizer, decoder_only=False),
-        texts,
+        *(predictor.tokenizer, predictor.encoder.prompts(texts)),
         decoder_only=False,
         device=predictor.device,
         batch_size=BATCH,
