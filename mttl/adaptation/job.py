@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mttl.adaptation.fine_tune import AdaptationHistory, best_task, fine_tune, rank, score_batches
 from mttl.adaptation.gradient_free import compose
-from mttl.adaptation.modes import adapted, count_trained, kept_state, row_starts
+from mttl.adaptation.modes import apply_mode, count_trained, kept_state, row_starts
 from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.assembly.build_heads import check_heads, new_heads
 from mttl.config.data_schema import Data
@@ -130,31 +130,29 @@ class JobRun:
         adapted.
         """
         model, adapt = self.module.model, self.config.adapt
-        best, bring_back = None, None
-        for init in row_starts(model.router, adapt):
-            begun_as = None
-            if init in AS_TRAINED:
-                nearest = self.nearest_task()
-                row, begun_as = torch.tensor([[float(nearest)]]), tasks[nearest] if tasks else None
-            with (
-                seeded(self.job.seed, self.module.device),
-                adapted(model, adapt.mode, init=init, rows=row, heads=deepcopy(self.heads)),
-            ):
-                found = self._fit_and_score(best, begun_as, score_test, on_step)
-                if found is not None:
-                    best = found
-                    if keep is not None or stay:
-                        bring_back = kept_state(model, adapt.mode)
-        assert best is not None  # there is at least one start
-        if bring_back is not None:
-            leave = kept_state(model, adapt.mode)
-            try:
-                bring_back()
-                if keep is not None:
-                    keep(best)
-            finally:
-                if not stay:
-                    leave()
+        leave, best, again = kept_state(model, adapt.mode), None, None
+        with ExitStack() as adapted:
+            adapted.callback(leave)
+            for init in row_starts(model.router, adapt):
+                leave()
+                begun_as = None
+                if init in AS_TRAINED:
+                    nearest = self.nearest_task()
+                    row = torch.tensor([[float(nearest)]])
+                    begun_as = tasks[nearest] if tasks else None
+                with seeded(self.job.seed, self.module.device):
+                    heads = deepcopy(self.heads)
+                    apply_mode(model, adapt.mode, init=init, rows=row, heads=heads)
+                    if found := self._fit_and_score(best, begun_as, score_test, on_step):
+                        best = found
+                        again = kept_state(model, adapt.mode) if keep or stay else None
+            assert best is not None  # there is at least one start
+            if again is not None:
+                again()
+            if keep is not None:
+                keep(best)
+            if stay:
+                adapted.pop_all()
         return best
 
     def nearest_task(self) -> int:

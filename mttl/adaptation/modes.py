@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -262,21 +263,15 @@ def _check_mode(
 
 @contextmanager
 def adapted(
-    model: SkilledModel,
-    mode: AdaptMode,
-    n_tasks: int = 1,
-    *,
-    init: RowInit = "mean",
-    rows: Float[Tensor, "T _"] | None = None,
-    heads: TaskHeads | None = None,
+    model: SkilledModel, mode: AdaptMode, *n_tasks: int, **how: Any
 ) -> Iterator[SkilledModel]:
-    """Context manager: adapt a model, and restore it afterwards.
+    """Context manager: adapt a model by `apply_mode`, and restore it afterwards.
 
     Only the trained parts are copied, never a frozen backbone.
     """
     leave = kept_state(model, mode)
     try:
-        yield apply_mode(model, mode, n_tasks, init=init, rows=rows, heads=heads)
+        yield apply_mode(model, mode, *n_tasks, **how)
     finally:
         leave()
 
