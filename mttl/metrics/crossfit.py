@@ -4,10 +4,8 @@ import inspect
 import json
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pkgutil import resolve_name
 from typing import Any
 
@@ -18,27 +16,16 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from mttl.io.errors import ConfigError, raised_as
-from mttl.metrics.answer_scores import (
-    exact_match,
-    matches,
-    normalise_some,
-    rouge_f,
-    rouge_l,
-    rouge_l_or_same,
-    same_ignoring_case,
-    same_json,
-    same_text,
-    word_f1,
-)
 from mttl.metrics.metric_names import (
+    COMPARISONS,
     IGNORES,
+    JOINT_SCORES,
+    OF_OTHER_TASKS,
     TEXT_METRIC,
     TaskMetric,
     check_metric,
     split_metric,
 )
-from mttl.metrics.spans import span_f1, tag_accuracy
-from mttl.metrics.trees import attachment_score
 from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
 from mttl.plugins.describe import described
@@ -103,9 +90,9 @@ class TextMetric(Metric):
 class MeanComparison(TextMetric):
     """Mean over rows of the best comparison with any accepted answer."""
 
-    def __init__(self, compare: Callable[[str, str], float]) -> None:
-        super().__init__()
-        self.compare = compare
+    @abstractmethod
+    def compare(self, answer: str, reference: str) -> float:
+        """Return the score of an answer."""
 
     def row(self, prediction: str, accepted: Sequence[str]) -> float:
         return max(self.compare(prediction.strip(), reference) for reference in accepted)
@@ -114,7 +101,18 @@ class MeanComparison(TextMetric):
         return math.fsum(rows) / len(rows)
 
 
-class PatternMatch(MeanComparison):
+class FunctionComparison(MeanComparison):
+    """Mean of the best comparisons by a function."""
+
+    def __init__(self, function: Callable[[str, str], float]) -> None:
+        super().__init__()
+        self.function = function
+
+    def compare(self, answer: str, reference: str) -> float:
+        return self.function(answer, reference)
+
+
+class PatternMatch(FunctionComparison):
     """Share of answers that match a reference as a pattern; the first of several is a text."""
 
     def row(self, prediction: str, accepted: Sequence[str]) -> float:
@@ -122,19 +120,15 @@ class PatternMatch(MeanComparison):
         return max(float(same), super().row(prediction, accepted[1:] or accepted))
 
 
-class LabelMetric(TextMetric):
-    """Base class of metrics that compare an answer with the first reference, the label."""
-
-    def row(self, prediction: str, accepted: Sequence[str]) -> tuple[str, str]:
-        return accepted[0], prediction.strip()
-
-
-class JointScore(LabelMetric):
-    """Score of all pairs of label and answer by one function."""
+class JointScore(TextMetric):
+    """Score of all pairs of label, the first reference, and answer by one function."""
 
     def __init__(self, function: Callable[[Sequence[tuple[str, str]]], float]) -> None:
         super().__init__()
         self.function = function
+
+    def row(self, prediction: str, accepted: Sequence[str]) -> tuple[str, str]:
+        return accepted[0], prediction.strip()
 
     def score(self, rows: Sequence[tuple[str, str]]) -> float:
         return self.function(rows)
@@ -150,95 +144,6 @@ class TokenProbability(TextMetric):
     def score(self, rows: Sequence[tuple[float, int]]) -> float:
         n_tokens = sum(n for _, n in rows)
         return math.exp(-math.fsum(loss for loss, _ in rows) / n_tokens) if n_tokens else math.nan
-
-
-class ClassificationF1(LabelMetric):
-    """Macro F1 over strings.
-
-    Classes are all strings among labels and predictions, so an answer that is not a label adds a
-    class with F1 0.
-    """
-
-    def score(self, rows: Sequence[tuple[str, str]]) -> float:
-        hits = Counter(label for label, answer in rows if label == answer)
-        counts = Counter(chain.from_iterable(rows))
-        return math.fsum(2 * hits[name] / count for name, count in counts.items()) / len(counts)
-
-
-class MatthewsCorrelation(LabelMetric):
-    """Matthews correlation of labels and answers.
-
-    With two labels, the positive one is the task's first option, else CoLA's ``acceptable``, else
-    the first label in alphabetical order. With more labels, each is a class, and so is any answer
-    that is not a label.
-
-    References:
-        Gorodkin, *Comparing two K-category assignments by a K-category correlation coefficient*,
-        Computational Biology and Chemistry 28, 2004; of two classes it is Matthews' coefficient.
-    """
-
-    def __init__(self, options: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.options = options
-
-    def score(self, rows: Sequence[tuple[str, str]]) -> float:
-        """Return the correlation; 0 if labels or answers are constant, as in scikit-learn."""
-        names = dict.fromkeys([*self.options, *sorted(label for label, _ in rows)])
-        if len(names) < 3:
-            one = next(iter(names))
-            if not self.options and "acceptable" in names:
-                one = "acceptable"
-            rows = [(str(label == one), str(answer == one)) for label, answer in rows]
-        # Integers of any size, whose products are exact.
-        n, hits = len(rows), sum(label == answer for label, answer in rows)
-        labels, answers = (Counter(row[side] for row in rows) for side in (0, 1))
-        spread = math.prod(n * n - sum(c * c for c in side.values()) for side in (labels, answers))
-        together = sum(count * answers[name] for name, count in labels.items())
-        return (n * hits - together) / math.sqrt(spread) if spread else 0.0
-
-
-class PearsonCorrelation(LabelMetric):
-    """Pearson's correlation of numbers; NaN if an answer is not a number or all are equal."""
-
-    def score(self, rows: Sequence[tuple[str, str]]) -> float:
-        """Return the correlation, by the arithmetic of ``scipy.stats.pearsonr``."""
-        columns = np.array([[_number(text) for text in row] for row in rows]).T
-        constant = any((column == column[:1]).all() for column in columns)
-        if constant or not np.isfinite(columns).all():
-            return math.nan
-        # Very large numbers overflow, and the result is NaN.
-        with np.errstate(over="ignore", invalid="ignore"):
-            labels, predictions = (_unit_vector(column) for column in columns)
-            return float(np.clip(labels @ predictions, -1.0, 1.0))
-
-
-METRICS: dict[str, Callable[[], Metric]] = {
-    "exact": lambda: MeanComparison(same_text),
-    "accuracy": lambda: MeanComparison(same_text),
-    "json": lambda: MeanComparison(same_json),
-    "regex": lambda: PatternMatch(matches),
-    "f1": lambda: MeanComparison(partial(word_f1, normalise=str)),
-    "rouge": lambda: MeanComparison(rouge_f),
-    "ACC": lambda: MeanComparison(same_ignoring_case),
-    "EM": lambda: MeanComparison(exact_match),
-    "QA-F1": lambda: MeanComparison(word_f1),
-    "Rouge-L": lambda: MeanComparison(rouge_l),
-    "Classification-F1": ClassificationF1,
-    "Matthew-Correlation": MatthewsCorrelation,
-    "Pearson-Correlation": PearsonCorrelation,
-    "span-F1": lambda: JointScore(span_f1),
-    "span-F1-strict": lambda: JointScore(partial(span_f1, strict=True)),
-    "tag-accuracy": lambda: JointScore(tag_accuracy),
-    "UAS": lambda: JointScore(partial(attachment_score, labelled=False)),
-    "LAS": lambda: JointScore(partial(attachment_score, labelled=True)),
-    TEXT_METRIC: TokenProbability,
-}
-# In CrossFit's scoring, answers of only articles or punctuation equal every other one, or none.
-OF_OTHER_TASKS: dict[str, Callable[[], Metric]] = {
-    "EM": lambda: MeanComparison(partial(exact_match, normalise=normalise_some)),
-    "QA-F1": lambda: MeanComparison(partial(word_f1, normalise=normalise_some)),
-    "Rouge-L": lambda: MeanComparison(rouge_l_or_same),
-}
 
 
 def build_metric(name: str) -> Metric:
@@ -258,24 +163,16 @@ def build_metric(name: str) -> Metric:
                 for key, value in given.items()
             }
             return make(resolve_name(PARTS["metrics"][kind]), {}, settings)
-    if name not in METRICS:
-        return make(find_class(plugins.METRICS, name), {}, {})
-    if name == "Matthew-Correlation":
-        return MatthewsCorrelation(metric.options)
-    return (METRICS if metric.published else {**METRICS, **OF_OTHER_TASKS})[name]()
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _unit_vector(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    centred = values - values.mean()
-    largest = np.abs(centred).max()
-    return centred / (largest * np.linalg.norm(centred / largest))
+    if name == TEXT_METRIC:
+        return TokenProbability()
+    if name in JOINT_SCORES:
+        given = {"options": metric.options} if name == "Matthew-Correlation" else {}
+        return JointScore(partial(JOINT_SCORES[name], **given))
+    if name in COMPARISONS:
+        form = PatternMatch if name == "regex" else FunctionComparison
+        own = {} if metric.published else OF_OTHER_TASKS
+        return form((COMPARISONS | own)[name])
+    return make(find_class(plugins.METRICS, name), {}, {})
 
 
 Source = Mapping[str, Any]

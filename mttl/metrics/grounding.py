@@ -1,14 +1,12 @@
 """Metrics that compare answers with the knowledge in the column ``knowledge`` of their rows."""
 
-import math
 import string
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mttl.io.errors import TaskError
 from mttl.metrics.answer_scores import common_length, normalise, plain_words, word_f1
-from mttl.metrics.crossfit import TextMetric
+from mttl.metrics.crossfit import MeanComparison
 
 KNOWLEDGE = "knowledge"
 _PUNCTUATION_AS_BLANKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
@@ -32,14 +30,10 @@ def knowledge_of(row: Mapping[str, Any]) -> str:
     return found
 
 
-class KnowledgeMetric(TextMetric):
+class KnowledgeMetric(MeanComparison):
     """Mean over rows of a comparison of the answer with the row's knowledge."""
 
     reads_references = False
-
-    @abstractmethod
-    def compare(self, answer: str, text: str) -> float:
-        """Return the score of an answer."""
 
     def update(
         self,
@@ -56,12 +50,6 @@ class KnowledgeMetric(TextMetric):
         """Return the texts that each answer is compared with: the knowledge."""
         return [[knowledge_of(row)] for row in rows]
 
-    def row(self, prediction: str, accepted: Sequence[str]) -> float:
-        return max(self.compare(prediction.strip(), text) for text in accepted)
-
-    def score(self, rows: Sequence[float]) -> float:
-        return math.fsum(rows) / len(rows)
-
 
 class KnowledgeF1(KnowledgeMetric):
     """F1 of the normalised words of answer and knowledge, with repetitions.
@@ -73,8 +61,8 @@ class KnowledgeF1(KnowledgeMetric):
         Conversation*, EMNLP Findings 2021, arXiv:2104.07567.
     """
 
-    def compare(self, answer: str, text: str) -> float:
-        return word_f1(answer, text, _dialogue_words)
+    def compare(self, answer: str, reference: str) -> float:
+        return word_f1(answer, reference, _dialogue_words)
 
 
 class Coverage(KnowledgeMetric):
@@ -85,9 +73,9 @@ class Coverage(KnowledgeMetric):
         Extractive Strategies*, NAACL 2018, arXiv:1804.11283.
     """
 
-    def compare(self, answer: str, text: str) -> float:
+    def compare(self, answer: str, reference: str) -> float:
         words = plain_words(answer)
-        return sum(fragments(words, plain_words(text))) / max(len(words), 1)
+        return sum(fragments(words, plain_words(reference))) / max(len(words), 1)
 
 
 class Density(KnowledgeMetric):
@@ -100,9 +88,9 @@ class Density(KnowledgeMetric):
         Extractive Strategies*, NAACL 2018, arXiv:1804.11283.
     """
 
-    def compare(self, answer: str, text: str) -> float:
+    def compare(self, answer: str, reference: str) -> float:
         words = plain_words(answer)
-        squares = sum(length**2 for length in fragments(words, plain_words(text)))
+        squares = sum(length**2 for length in fragments(words, plain_words(reference)))
         return min(squares / max(len(words), 1) / 100, 1.0)
 
 
@@ -114,9 +102,9 @@ class CommonSubsequence(KnowledgeMetric):
         precision of ROUGE-L).
     """
 
-    def compare(self, answer: str, text: str) -> float:
+    def compare(self, answer: str, reference: str) -> float:
         words = plain_words(answer)
-        return common_length(words, plain_words(text)) / max(len(words), 1)
+        return common_length(words, plain_words(reference)) / max(len(words), 1)
 
 
 def fragments(answer: Sequence[str], source: Sequence[str]) -> list[int]:

@@ -55,9 +55,9 @@ class BertScore(KnowledgeMetric):
         """Return the texts that each answer is compared with: the knowledge or the references."""
         return references if self.reads_references else super().texts(references, rows)
 
-    def compare(self, answer: str, text: str) -> float:
+    def compare(self, answer: str, reference: str) -> float:
         # One pair at a time: torchmetrics 1.9 sorts texts by length, and restores the wrong order.
-        found: Any = bert_score([answer], [text], num_layers=self.layer, **self._loaded)
+        found: Any = bert_score([answer], [reference], num_layers=self.layer, **self._loaded)
         return min(float(found["f1"]), 1.0)  # rounding may exceed 1
 
     @cached_property
@@ -86,9 +86,9 @@ class Critic(KnowledgeMetric):
             raise ValueError(f"label ('{label}') must be one of {', '.join(labels)}")
         self.folder, self.label = model, label
 
-    def compare(self, answer: str, text: str) -> float:
+    def compare(self, answer: str, reference: str) -> float:
         classify, lengths = self._classifier
-        found = classify({"text": text, "text_pair": answer}, **lengths)
+        found = classify({"text": reference, "text_pair": answer}, **lengths)
         return float(found["label"] == self.label)
 
     @cached_property

@@ -1,38 +1,64 @@
-"""Names of metrics, available without importing PyTorch."""
+"""Names of metrics and their functions, available without importing PyTorch."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from mttl.io.errors import nearest
+from mttl.metrics.answer_scores import (
+    exact_match,
+    matches,
+    normalise_some,
+    rouge_f,
+    rouge_l,
+    rouge_l_or_same,
+    same_ignoring_case,
+    same_json,
+    same_text,
+    word_f1,
+)
+from mttl.metrics.label_scores import macro_f1, matthews_correlation, pearson_correlation
+from mttl.metrics.spans import span_f1, tag_accuracy
+from mttl.metrics.trees import attachment_score
 from mttl.plugins.classes import METRICS
 from mttl.plugins.describe import described
 from mttl.plugins.parts import PARTS
 
 TEXT_METRIC = "token-probability"
-METRIC_NAMES: tuple[str, ...] = (
-    "exact",
-    "accuracy",
-    "json",
-    "regex",
-    "f1",
-    "rouge",
-    "ACC",
-    "EM",
-    "QA-F1",
-    "Rouge-L",
-    "Classification-F1",
-    "Matthew-Correlation",
-    "Pearson-Correlation",
-    "span-F1",
-    "span-F1-strict",
-    "tag-accuracy",
-    "UAS",
-    "LAS",
-    TEXT_METRIC,
-    *PARTS["metrics"],
-)
+# The score of an answer and an accepted one …
+COMPARISONS: dict[str, Callable[[str, str], float]] = {
+    "exact": same_text,
+    "accuracy": same_text,
+    "json": same_json,
+    "regex": matches,
+    "f1": partial(word_f1, normalise=str),
+    "rouge": rouge_f,
+    "ACC": same_ignoring_case,
+    "EM": exact_match,
+    "QA-F1": word_f1,
+    "Rouge-L": rouge_l,
+}
+# … also of tasks that are not CrossFit's, in whose scoring answers of only articles or punctuation
+# equal every other one, or none.
+OF_OTHER_TASKS: dict[str, Callable[[str, str], float]] = {
+    "EM": partial(exact_match, normalise=normalise_some),
+    "QA-F1": partial(word_f1, normalise=normalise_some),
+    "Rouge-L": rouge_l_or_same,
+}
+# The score of all pairs of label and answer.
+JOINT_SCORES: dict[str, Callable[..., float]] = {
+    "Classification-F1": macro_f1,
+    "Matthew-Correlation": matthews_correlation,
+    "Pearson-Correlation": pearson_correlation,
+    "span-F1": span_f1,
+    "span-F1-strict": partial(span_f1, strict=True),
+    "tag-accuracy": tag_accuracy,
+    "UAS": partial(attachment_score, labelled=False),
+    "LAS": partial(attachment_score, labelled=True),
+}
+METRIC_NAMES = (*COMPARISONS, *JOINT_SCORES, TEXT_METRIC, *PARTS["metrics"])
 # What a metric ignores, for warnings; metrics that are meant to ignore the form are left out.
 _MARKS = "case, punctuation or articles"
 IGNORES = {"ACC": "case", "EM": _MARKS, "QA-F1": _MARKS, "rouge": "case or punctuation"}

@@ -32,11 +32,8 @@ class ChrF(MeanComparison):
         Popović, *chrF: character n-gram F-score for automatic MT evaluation*, WMT 2015.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_chrf)
-
-
-def _chrf(prediction: str, reference: str) -> float:
-    # One row at a time: of corpora, torchmetrics 1.9 omits the references of answers that score 0.
-    found: Any = chrf_score([prediction], [[reference]], n_word_order=0)
-    return float(found)
+    def compare(self, answer: str, reference: str) -> float:
+        # One row at a time: of corpora, torchmetrics 1.9 omits the references of answers that
+        # score 0.
+        found: Any = chrf_score([answer], [[reference]], n_word_order=0)
+        return float(found)

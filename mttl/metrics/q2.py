@@ -120,13 +120,13 @@ class Q2(KnowledgeMetric):
                 raise ValueError(f"nli ('{nli}') must have the labels {', '.join(sorted(lacking))}")
         self.folder = nli
 
-    def compare(self, answer: str, text: str) -> float:
+    def compare(self, answer: str, reference: str) -> float:
         candidates = {one.lower(): one for one in self._questions.candidates(answer)}
-        scores = [self._agreement(one, answer, text) for one in candidates.values()]
+        scores = [self._agreement(one, answer, reference) for one in candidates.values()]
         valid = [score for score in scores if score is not None]
         if valid or not self.folder:
             return fmean(valid) if valid else math.nan
-        return _RELATIONS.get(self._relation(text.lower(), answer.lower()), 0.5)
+        return _RELATIONS.get(self._relation(reference.lower(), answer.lower()), 0.5)
 
     def score(self, rows: Sequence[float]) -> float:
         known = [row for row in rows if not math.isnan(row)]

@@ -12,14 +12,11 @@ from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers.nodes import run_processes
-from mttl.metrics.crossfit import (
-    METRICS,
-    add_answers,
-    build_metric,
-    ignored_differences,
-    score_answers,
-)
-from mttl.metrics.metric_names import TaskMetric
+from mttl.metrics.crossfit import add_answers, build_metric, ignored_differences, score_answers
+from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric
+from mttl.plugins.parts import PARTS
+
+METRICS = [name for name in METRIC_NAMES if name not in PARTS["metrics"]]
 
 # A final NUL is not part of a string for NumPy, and so for scikit-learn.
 texts = st.text(max_size=3).map(str.strip).filter(lambda text: not text.endswith("\0"))

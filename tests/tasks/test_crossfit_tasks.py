@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fact_templates import SHARED, facts, filled, labels_of, records_for
-from mttl.metrics.crossfit import METRICS
 from mttl.metrics.metric_names import METRIC_NAMES
-from mttl.plugins.parts import PARTS
 from mttl.tasks.convert import convert
 from mttl.tasks.partition import Partition
 from mttl.tasks.task import Holdout, published_sums
@@ -41,7 +39,6 @@ def test_counts():
     }
     of_trees = {"UAS", "LAS"}
     assert set(counts) == {name for name in METRIC_NAMES if name[0].isupper()} - of_trees
-    assert {*METRICS, *PARTS["metrics"]} == set(METRIC_NAMES)
 
 
 def test_table_equals_the_facts():
