@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mttl.io.errors import TaskError
-from mttl.tasks.filters import shown
+from mttl.tasks.filters import shown, squeeze
 from mttl.tasks.rows import DELIMITERS, RECORD_ENDINGS, is_saved, read_records
 from mttl.tasks.sample_files import write_samples
 from mttl.tasks.task import FROM_TRAIN, published_sums
@@ -87,10 +88,6 @@ class _Column:
         return self.kinds == {str} and self.n_words >= 4 * self.n_rows
 
     @property
-    def is_list(self) -> bool:
-        return self.kinds == {list}
-
-    @property
     def is_class(self) -> bool:
         n = len(self.values)
         few = n <= _MOST_LABELS and _ROWS_EACH * n <= self.n_rows
@@ -112,13 +109,17 @@ def propose(folder: str | Path) -> str:
             f"'{folder}' has no data: files must end in one of {', '.join(RECORD_ENDINGS)}, or be "
             "folders of `save_to_disk`"
         )
-    tasks = [_task_or_problem(name, files) for name, files in found.items()]
-    problems = [text.removeprefix("  # ") for text in tasks if text.startswith("  #")]
-    if len(problems) == len(tasks):
-        raise TaskError("no task can be proposed:\n" + "".join(problems))
+    tasks, problems = [], []
+    for name, files in found.items():
+        try:
+            tasks.append(_task(name, files))
+        except TaskError as error:
+            problems.append(f"{name}: {squeeze(str(error))}")
+    if not tasks:
+        raise TaskError("\n".join(["no task can be proposed:", *problems]))
     for problem in problems:
-        _log.warning("no task for %s", problem.rstrip())
-    return "tasks:\n" + "\n".join(tasks)
+        _log.warning("no task for %s", problem)
+    return "tasks:\n" + "\n".join([*tasks, *(f"  # {problem}\n" for problem in problems)])
 
 
 def _sources(folder: Path) -> dict[str, dict[str, Path]]:
@@ -156,30 +157,31 @@ def _data_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _task_or_problem(name: str, files: Mapping[str, Path]) -> str:
-    try:
-        return _task(name, files)
-    except TaskError as error:
-        return f"  # {name}: {_one_line(str(error))}\n"
-
-
 def _task(name: str, files: Mapping[str, Path]) -> str:
-    """Return the lines of a task, or a comment with the reason why there is none."""
+    """Return the lines of a task; raises a `TaskError` if there is none."""
     if "train" not in files:
-        return f"  # {name}: no training file, only {', '.join(map(str, files.values()))}\n"
+        raise TaskError(f"no training file, only {', '.join(map(str, files.values()))}")
     delimiter = _delimiter(files["train"])
     columns, n_rows = _columns(files["train"], delimiter)
+    source = {key: str(files[key]) for key in ("train", "dev", "test") if key in files}
+    parted = "" if "test" in files else "20 % of the rows are test"
+    keys: dict[str, tuple[Any, str]]
     if delimiter is None and {*_DIALOGUE} <= columns.keys():
-        return _dialogue(name, files, columns, n_rows)
+        response = columns["response"]
+        size = _size(_Column(response.n_empty), n_rows, files)
+        kind = "dialogue", _lengths([response])
+        keys = {"kind": kind, "source": (source, parted), "k": size}
+        if response.n_empty:
+            left_out = f"{response.n_empty:,} rows are left out"
+            keys["rows"] = "{response} is not empty", left_out
+        return _printed(name, keys, columns, (*_DIALOGUE, "label"), n_rows)
     usable = {key: one for key, one in columns.items() if not re.search(r"[{}|]|^\[", key)}
     output = _output(usable)
     inputs = [] if output is None else _inputs(usable, output)
     if output is None or not inputs:
         listed = ", ".join(columns) or "none"
-        return f"  # {name}: no columns for input and output among: {listed}\n"
+        raise TaskError(f"no columns for input and output among: {listed}")
     answer = usable[output]
-    kind = "classification" if answer.is_class else "text-to-text"
-    source = {key: str(files[key]) for key in ("train", "dev", "test") if key in files}
     if delimiter is not None:
         source["delimiter"] = delimiter
     used = {key: usable[key] for key in (*inputs, output)}
@@ -187,15 +189,12 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
     conditions = [f"{{{key}}} is not empty" for key, one in used.items() if one.n_empty]
     if answer.names and "-1" in answer.values:
         conditions.append(f"{{{output}}} is not -1")
-    keys: dict[str, tuple[Any, str]] = {
-        "kind": (kind, _about(answer)),
-        "source": (source, "" if "test" in files else "20 % of the rows are test"),
+    keys = {
+        "kind": ("classification" if answer.is_class else "text-to-text", _about(answer)),
+        "source": (source, parted),
         "k": _size(answer, n_rows, files),
         "input": (_written(inputs), _lengths(used[key] for key in inputs)),
-        "output": (
-            named,
-            _lengths([answer]) if answer.is_text and kind != "classification" else "",
-        ),
+        "output": (named, _lengths([answer]) if answer.is_text and not answer.is_class else ""),
     }
     options = answer.names or sorted(answer.values if answer.is_class else ())
     if len(options) > 1:
@@ -203,30 +202,12 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
     keys["metric"] = ("accuracy" if "options" in keys else "exact", "")
     if answer.names:
         keys["labels"] = (answer.names, "")
-    if answer.is_list:
+    if answer.kinds == {list}:
         keys["references"] = ("all", "each item is a right answer")
     if conditions:
         n_empty = max(one.n_empty for one in used.values())
         keys["rows"] = (" and ".join(conditions), f"{n_empty:,} rows are left out")
     return _printed(name, keys, columns, used, n_rows)
-
-
-def _dialogue(
-    name: str, files: Mapping[str, Path], columns: Mapping[str, _Column], n_rows: int
-) -> str:
-    """Return the lines of a task for a table with the columns of dialogues."""
-    response = columns["response"]
-    keys: dict[str, tuple[Any, str]] = {
-        "kind": ("dialogue", _lengths([response])),
-        "source": (
-            {key: str(files[key]) for key in ("train", "dev", "test") if key in files},
-            "" if "test" in files else "20 % of the rows are test",
-        ),
-        "k": _size(_Column(response.n_empty), n_rows, files),
-    }
-    if response.n_empty:
-        keys["rows"] = ("{response} is not empty", f"{response.n_empty:,} rows are left out")
-    return _printed(name, keys, columns, (*_DIALOGUE, "label"), n_rows)
 
 
 def _printed(
@@ -243,14 +224,10 @@ def _printed(
     _check("tasks:\n" + "\n".join(lines), name)
     notes = [comment, *(note for _, note in keys.values())]
     printed = (
-        f"{line}  # {_one_line(note)}" if note else line
+        f"{line}  # {squeeze(note)}" if note else line
         for line, note in zip(lines, notes, strict=True)
     )
     return "\n".join(printed) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _yaml(value: Any) -> str:
@@ -275,12 +252,7 @@ def _delimiter(path: Path) -> str | None:
         return None
     for mark in (None, *DELIMITERS):
         with suppress(TaskError):
-            for number, record in enumerate(read_records(path, (), mark)):
-                if len(record) < 2 or number > 100:
-                    break
-            else:
-                number = 101
-            if number > 100:
+            if all(len(record) > 1 for record in islice(read_records(path, (), mark), 101)):
                 return mark
     return None  # the reader reports the problem
 
@@ -333,7 +305,9 @@ def _place(key: str, names: Sequence[str]) -> int:
 def _output(columns: Mapping[str, _Column]) -> str | None:
     """Return the column of the answers: by name, by few values, or the last."""
     able = [
-        key for key, one in columns.items() if one.is_text or one.is_list or one.kinds == {bool}
+        key
+        for key, one in columns.items()
+        if one.is_text or one.kinds == {list} or one.kinds == {bool}
     ]
     known = [key for key in able if _place(key, _OUTPUTS) < len(_OUTPUTS)]
     classes = [key for key in able if columns[key].is_class]
