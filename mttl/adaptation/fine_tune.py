@@ -16,6 +16,7 @@ from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
 from mttl.training.monitors import routing_weights, write_arrays
 from mttl.training.optim import build_optimizer, build_schedule
+from mttl.training.packing_check import evaluating
 from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 from mttl.training.token_balance import adjust_biases, token_loads, trained_biases
 
@@ -171,17 +172,15 @@ def best_task(
             of_tokens, *_ = module.nll(routed)
         return of_tokens.sum().item()
 
-    training = module.training
-    module.eval()
-    costs = [cost(task, first) for task in range(module.model.router.n_tasks)]
     best, least = 0, math.inf
-    for task in sorted(range(len(costs)), key=costs.__getitem__):  # most promising first
-        total = costs[task]
-        for batch in others:
-            if total > least:
-                break
-            total += cost(task, batch)
-        if total < least:
-            best, least = task, total
-    module.train(training)
+    with evaluating(module):
+        costs = [cost(task, first) for task in range(module.model.router.n_tasks)]
+        for task in sorted(range(len(costs)), key=costs.__getitem__):  # most promising first
+            total = costs[task]
+            for batch in others:
+                if total > least:
+                    break
+                total += cost(task, batch)
+            if total < least:
+                best, least = task, total
     return best

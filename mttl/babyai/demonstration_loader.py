@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ class LevelDemonstrations:
     missions: UInt8[np.ndarray, "E M"]
 
 
-@dataclass(frozen=True)
-class DemonstrationBatch:
+class DemonstrationBatch(NamedTuple):
     """N whole demonstrations of each of T levels, padded to the steps S of the longest.
 
     The mask is false for padding.
@@ -49,10 +48,6 @@ class DemonstrationBatch:
     missions: UInt8[Tensor, "T N M"]
     actions: Int64[Tensor, "T S N"]
     mask: Bool[Tensor, "T S N"]
-
-    def to(self, device: torch.device) -> "DemonstrationBatch":
-        """Return the batch on a device."""
-        return DemonstrationBatch(**{name: x.to(device) for name, x in vars(self).items()})
 
 
 def read_demonstrations(path: str | Path, levels: Sequence[str]) -> list[LevelDemonstrations]:

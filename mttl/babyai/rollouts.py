@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from envs.interface import Observation, VectorEnv
@@ -195,7 +196,8 @@ class RolloutLoader:
         # After the last minibatch, the state of the generator is that of the next rollout.
         state["order"] = self.shuffling.get_state() if self._sequences is None else self._order
         if self._sequences is not None:
-            state["sequences"] = vars(self._sequences.to("cpu"))
+            on_cpu = move_data_to_device(self._sequences, torch.device("cpu"))
+            state["sequences"] = on_cpu._asdict()
         with suppress(NotImplementedError):
             if self.seen is not None:
                 state["environments"] = self.environments.state()
@@ -215,7 +217,8 @@ class RolloutLoader:
         self.shuffling.set_state(state["order"])
         self._order, self._next, self._sequences = state["order"], state["next"], None
         if "sequences" in state:
-            self._sequences = EpisodeSequences(**state["sequences"]).to(self.model.device)
+            saved = EpisodeSequences(**state["sequences"])
+            self._sequences = move_data_to_device(saved, self.model.device)
         if "environments" in state:
             with raised_as(CheckpointError, "the checkpoint cannot be resumed from", ValueError):
                 self.seen = self.environments.load_state(state["environments"])

@@ -37,26 +37,22 @@ def option_scores(
 
     The model must be in evaluation mode. Options are ids including the end token.
     """
-    found: list[list[float]] = []
-    most = max(map(len, options))
-    if most > MOST_ROWS:  # one prompt, and a part of its options at a time
-        for place, own in enumerate(options):
-            one = model, task_ids[place : place + 1], prompts[place : place + 1]
-            parts = [own[start : start + MOST_ROWS] for start in range(0, len(own), MOST_ROWS)]
-            same = {"pad_id": pad_id, "per_token": per_token}
-            found.append([x for part in parts for x in option_scores(*one, [part], **same)[0]])
-        return found
-    step = max(1, MOST_ROWS // most)
-    for start in range(0, len(prompts), step):
-        part = slice(start, start + step)
-        losses, counted = option_losses(
-            model, task_ids[part], prompts[part], options[part], pad_id=pad_id
-        )
+    found: list[list[float]] = [[] for _ in prompts]
+    parts = [
+        (place, own[first : first + MOST_ROWS])
+        for place, own in enumerate(options)
+        for first in range(0, len(own), MOST_ROWS)
+    ]
+    step = max(1, MOST_ROWS // max(map(len, options)))
+    for start in range(0, len(parts), step):
+        rows, some = zip(*parts[start : start + step], strict=True)
+        asked = [prompts[row] for row in rows]
+        losses, counted = option_losses(model, task_ids[[*rows]], asked, some, pad_id=pad_id)
         scores = -losses.sum(2)
         if per_token:
             scores = scores / counted.sum(2).clamp_min(1)
-        pairs = zip(scores.tolist(), options[part], strict=True)
-        found += [row[: len(own)] for row, own in pairs]
+        for row, own, values in zip(rows, some, scores.tolist(), strict=True):
+            found[row] += values[: len(own)]
     return found
 
 

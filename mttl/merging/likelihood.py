@@ -12,6 +12,7 @@ from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import forced_inputs, targets_of
 from mttl.routing.token.masks import IGNORED
 from mttl.training.loss import token_losses
+from mttl.training.packing_check import evaluating
 
 
 def likelihood_batch(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -49,10 +50,8 @@ def sample_targets(
     Their squared gradients give the Fisher information instead of the empirical one. Previous
     tokens are those of the true answer, as in the code released with elastic weight removal.
     """
-    training = model.training
-    model.eval()
-    logits = model(**_inputs(batch, model, False), use_cache=False).logits
-    model.train(training)
+    with evaluating(model):
+        logits = model(**_inputs(batch, model, False), use_cache=False).logits
     probabilities = logits.float().softmax(-1)
     drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
     targets = batch["targets"]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from mttl.assembly.model import assemble
 from mttl.assembly.saved_settings import read_found_settings
 from mttl.checkpoints.model_tensors import backbone_parameters, router_tensors, skill_tensors
-from mttl.checkpoints.saved_inventory import copy_saved, other_shapes, read_inventory
+from mttl.checkpoints.saved_inventory import copy_saved, read_inventory
 from mttl.config.capabilities import require_features
-from mttl.io.errors import CheckpointError, ConfigError, grouped, nearest, raised_as
+from mttl.io.errors import CheckpointError, ConfigError, nearest, raised_as, some
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
 from mttl.merging.weights_folder import Weights, empty_model
 from mttl.skills.skilled_layer import SkilledLayer
@@ -73,17 +73,8 @@ class MixtureChange:
         self._layers = model.skilled_layers()
         require_plain(model)
         parameters = backbone_parameters(backbone)
-        problems = grouped(
-            {
-                "missing": [name for name in parameters if name not in base],
-                "of another shape": other_shapes(base, parameters),
-            }
-        )
-        if problems:
-            raise CheckpointError(
-                f"'{folder}' does not have the weights that its config.json requires:\n"
-                + "\n".join(problems)
-            )
+        if missing := [name for name in parameters if name not in base]:
+            raise CheckpointError(f"'{folder}' lacks weights of its model: {some(missing)}")
         saved.require_backbone(parameters, f"'{folder}'", base)
         _give_memory(self._layers.values())
         if settings.skills.kind == "sparse":

@@ -29,7 +29,6 @@ from mttl.serving.protocol import ApiError, Part, Text, parse_part
 from mttl.serving.request_queue import RequestQueue
 from mttl.serving.run_server import LOCAL, answer_requests, listen, served_tasks
 from mttl.serving.served_task import ServedTask
-from mttl.skills.skilled_model import SkilledModel
 
 # The page is self-contained and connects only to this server.
 HEADERS = {
@@ -54,7 +53,6 @@ class LiveModel:
     def __init__(self, tasks: Mapping[str, ServedTask], pairs: Any) -> None:
         self.tasks = tasks
         self._pairs = torch.as_tensor(pairs)
-        self._models: dict[int, SkilledModel] = {}  # with given routing weights, by predictor
         self._rows = {  # routing weights by predictor, (G, T, H, K)
             id(task.predictor): task.predictor.model.router.matrix().detach()
             for task in tasks.values()
@@ -126,22 +124,15 @@ class LiveModel:
         self, task: ServedTask, text: str, row: Float[Tensor, "G H K"] | None
     ) -> dict[str, Any]:
         """Return the answer with a mixture or the task's weights; runs in the model's thread."""
-        predictor = task.predictor if row is None else self._mixed(task, row)
+        predictor = task.predictor
+        if row is not None:
+            model = predictor.model.with_router(GivenRows(row[:, None]))
+            predictor = replace(predictor, model=model, tasks=(task.name,))
         answer = predictor.predict(task.name, [text])[0]
         found: dict[str, Any] = {"answer": answer, "read": predictor.form.text(task.name, text)}
         if predictor.model.routes_tokens:
             found["tokens"] = token_experts(predictor, task.name, text, answer)
         return found
-
-    def _mixed(self, task: ServedTask, row: Float[Tensor, "G H K"]) -> Predictor:
-        """Return the model with given routing weights."""
-        predictor = task.predictor
-        if id(predictor) not in self._models:
-            model = predictor.model
-            self._models[id(predictor)] = model.with_router(GivenRows(row[:, None]))
-        model = self._models[id(predictor)]
-        model.router.rows.copy_(row[:, None])  # type: ignore[operator, union-attr]
-        return replace(predictor, model=model, tasks=(task.name,))
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import grad
 
 from mttl.training.text_to_text import TextToTextModule
 
@@ -70,7 +71,7 @@ def maml_gradients(
         for _ in range(n_steps):
             _descend(parameters, support(), rate)
         loss = query()
-        return _gradients(parameters, loss), loss.detach()
+        return [*grad(loss, parameters, materialize_grads=True)], loss.detach()
 
 
 def reptile_gradients(
@@ -118,16 +119,8 @@ def _put_back(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         torch.clear_autocast_cache()
 
 
-def _gradients(parameters: Sequence[Tensor], loss: Tensor) -> list[Tensor]:
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [
-        torch.zeros_like(value) if own is None else own
-        for value, own in zip(parameters, found, strict=True)
-    ]
-
-
 def _descend(parameters: Sequence[Tensor], loss: Tensor, rate: float) -> None:
-    found = _gradients(parameters, loss)
+    found = grad(loss, parameters, materialize_grads=True)
     with torch.no_grad():
         for value, own in zip(parameters, found, strict=True):
             value.sub_(own, alpha=rate)

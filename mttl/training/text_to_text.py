@@ -106,13 +106,13 @@ class TextToTextModule(ResumableModule):
             shard_model(self.model, self.device_mesh["data_parallel"], device)
 
     def nll(
-        self, batch: Mapping[str, Any], label_smoothing: float = 0.0
+        self, batch: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Return the loss of every position, the labels, and the routing of the pass."""
         if self.model.heads is not None:
             return headed_losses(self.model, batch)
         logits, labels, places, routing = _answered(self.model, batch)
-        return answer_losses(logits, labels, places, label_smoothing), labels, routing
+        return answer_losses(logits, labels, places), labels, routing
 
     def training_losses(
         self, batch: Mapping[str, Any]

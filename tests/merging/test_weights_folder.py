@@ -34,7 +34,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refuses(r"but pytorch_model.bin: load the model")
     index = {"weight_map": {"w": "1.safetensors", "v": "2.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))
-    refuses(r"lacks shards: 1.safetensors, 2.safetensors")
+    refuses("1.safetensors' does not exist")
     cut = tmp_path / "cut.safetensors"
     save_file({"w": torch.ones(2)}, cut)
     cut.write_bytes(cut.read_bytes()[:-3])

@@ -84,7 +84,7 @@ def ppo_loss(
         code; settings for BabyAI are those of Hui et al., *BabyAI 1.1*, 2020, arXiv:2007.12770.
     """
     log_probs = logits.log_softmax(-1)
-    log_ratio = log_probs.gather(-1, actions[..., None])[..., 0] - old_log_probs
+    log_ratio = action_log_probs(logits, actions) - old_log_probs
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
     policy_loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages).mean()
@@ -131,8 +131,7 @@ def imitation_loss(
     """
     log_probs = logits.log_softmax(-1)
     n_frames = mask.sum().clamp_min(1)
-    chosen = log_probs.gather(-1, actions[..., None])[..., 0]
-    cross_entropy = -(mask * chosen).sum() / n_frames
+    cross_entropy = -(mask * action_log_probs(logits, actions)).sum() / n_frames
     entropy = -(mask[..., None] * log_probs.exp() * log_probs).sum() / n_frames
     accuracy = (mask & (logits.argmax(-1) == actions)).sum() / n_frames
     loss = cross_entropy - entropy_coef * entropy

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,8 +45,7 @@ def stack_steps(steps: Sequence[Rollout], recurrence: int) -> Rollout:
     return Rollout(**stacked)
 
 
-@dataclass(frozen=True)
-class EpisodeSequences:
+class EpisodeSequences(NamedTuple):
     """N sequences of S steps for each of T tasks; the task axis is first, for `vmap` over tasks.
 
     Other fields are those of a `Rollout`.
@@ -73,10 +73,6 @@ class EpisodeSequences:
         """The inputs of a policy, in the order of its arguments."""
         return self.images, self.missions, self.mission_index, self.memory, self.begins
 
-    def to(self, device: torch.device | str) -> "EpisodeSequences":
-        """Return the sequences on a device."""
-        return EpisodeSequences(**{name: x.to(device) for name, x in vars(self).items()})
-
     def select(self, chosen: Int64[Tensor, "T n"]) -> "EpisodeSequences":
         """Return a copy of some sequences of every task."""
         n_tasks, n_steps, n_sequences = self.actions.shape
@@ -89,13 +85,10 @@ class EpisodeSequences:
             return field.flatten(0, 2).index_select(0, frames.flatten()).unflatten(0, frames.shape)
 
         first = (tasks * n_sequences + chosen).flatten()
-        whole = {"missions": self.missions}
-        whole["memory"] = (
-            self.memory.flatten(0, 1).index_select(0, first).unflatten(0, chosen.shape)
-        )
-        return EpisodeSequences(
-            **whole, **{name: pick(x) for name, x in vars(self).items() if name not in whole}
-        )
+        memory = self.memory.flatten(0, 1).index_select(0, first).unflatten(0, chosen.shape)
+        whole = {"missions": self.missions, "memory": memory}
+        fields = self._asdict().items()
+        return self._replace(**whole, **{k: pick(x) for k, x in fields if k not in whole})
 
 
 def cut_sequences(

@@ -182,12 +182,8 @@ def _explained(name: str) -> Iterator[None]:
                 kind = _OutOfReachError
             case DatasetNotFoundError() if "gated" in message:
                 why = "is gated; accept its terms on its page, then log in with `hf auth login`"
-            case DatasetNotFoundError():
-                why = f"is not on the hub ({message})"
-            case HfHubHTTPError():
-                why = f"was rejected by the hub ({message})"
-            case DatasetsError() | OSError() | ValueError():
-                # Unknown configuration, split or file; or damaged files.
+            case HfHubHTTPError() | DatasetsError() | OSError() | ValueError():
+                # Rejected, unknown (also a configuration, split or file), or damaged.
                 why = f"cannot be loaded ({message})"
             case _ if type(error).__module__.startswith(_HTTP_LIBRARIES):
                 kind = _OutOfReachError

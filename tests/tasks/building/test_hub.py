@@ -46,12 +46,12 @@ Exception.__init__(REFUSAL, "503 Service Unavailable")
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (REFUSAL, r"'m/x' was rejected by the hub \(503 Service"),
+        (REFUSAL, r"'m/x' cannot be loaded \(503 Service"),
         (ConnectionError("Couldn't reach"), "the hub is unreachable, or HF_HUB_OFFLINE is set"),
         (ReadTimeout("slow"), "the hub is unreachable, or HF_HUB_OFFLINE is set"),
         (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
         (DatasetNotFoundError("it is a gated dataset"), "'m/x' is gated; accept its terms"),
-        (DatasetNotFoundError("it doesn't exist"), "'m/x' is not on the hub .it doesn't exist"),
+        (DatasetNotFoundError("it doesn't exist"), "'m/x' cannot be loaded .it doesn't exist"),
     ],
 )
 def test_reasons(monkeypatch, error, message):

@@ -110,7 +110,7 @@ def test_loading_scripts_are_replaced_by_their_conversion(answers):
     [
         ("no such split", "'a/set' cannot be loaded (Bad split: other."),
         ("no such configuration", "'a/set' cannot be loaded (BuilderConfig 'other' not found."),
-        ("no such set", "'b/set' is not on the hub (Dataset 'b/set' doesn't exist"),
+        ("no such set", "'b/set' cannot be loaded (Dataset 'b/set' doesn't exist"),
         ("no split of the script", "'a/script' is a loading script, which no longer runs, and 'a/"),
     ],
 )
