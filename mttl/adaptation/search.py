@@ -78,11 +78,6 @@ class Trial:
         return mean_score(list(self.task_scores.values()))
 
 
-def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Values]:
-    """Return every combination of values; the last setting varies fastest."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
 def trial_name(values: Mapping[str, Any]) -> str:
     """Return the name of a trial's folder: its settings, so that equal trials share jobs."""
     # A plus, as in 1e+30, would join configuration files.
@@ -391,8 +386,10 @@ def search_run(config: Config | BabyAIConfig, options: Namespace, command: Seque
 
 
 def points_of(search: Search) -> list[Values]:
-    """Return the trials that do not depend on others."""
-    return search.points or (grid_points(search.grid) if search.grid else [])
+    """Return the trials that do not depend on others; the last setting of a grid varies fastest."""
+    combinations = itertools.product(*search.grid.values()) if search.grid else ()
+    grid = [dict(zip(search.grid, values, strict=True)) for values in combinations]
+    return search.points or grid
 
 
 def check_search(config: Config | BabyAIConfig) -> Search:

@@ -20,7 +20,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from mttl.config.data_schema import Truncate
 from mttl.data.encode import Frame, PromptPrefix, TextEncoder, Turns
 from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
@@ -36,28 +35,20 @@ _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.t
 class ChatEncoder(TextEncoder):
     """Encodes inputs and answers for a decoder-only model with a chat template.
 
-    Lengths and truncation are as in `TextEncoder`; the template's text is never cut. ``system`` is
-    the text that all chats have, if any; ``date`` is shown by templates, by default today. Raises a
-    `ConfigError` if there is no chat template, or it cannot be used.
+    ``lengths`` are those of `TextEncoder`, with its truncation; the template's text is never cut.
+    ``system`` is the text that all chats have, if any; ``date`` is shown by templates, by default
+    today. Raises a `ConfigError` if there is no chat template, or it cannot be used.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        max_input_length: int,
-        max_output_length: int,
-        truncate: Truncate = "end",
         system: str | None = None,
         date: str | None = None,
+        **lengths: Any,
     ):
-        super().__init__(
-            tokenizer,
-            decoder_only=True,
-            max_input_length=max_input_length,
-            max_output_length=max_output_length,
-            truncate=truncate,
-        )
+        super().__init__(tokenizer, decoder_only=True, **lengths)
         if not tokenizer.chat_template:
             raise ConfigError(
                 f"data.template is 'chat', but the tokenizer '{tokenizer.name_or_path}' has no "

@@ -28,7 +28,7 @@ from mttl.tasks.rows import Row, RowFile
 _log = logging.getLogger(__name__)
 
 # Increase it when columns, text format or encoding change.
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 # Rows tokenised and written together.
 AT_ONCE = 1000
@@ -99,16 +99,11 @@ def prepare(
         "format": FORMAT_VERSION,
         "tokenizer": tokenizer_identity(tokenizer),
         "tasks": list(tasks),
-        "prompt_prefixes": [prefix.text for prefix in prompt_prefixes],
         "files": [(task, sample, file.digest) for task, sample, file in sources],
         "decoder_only": decoder_only,
-        "lengths": [form.max_input_length, form.max_output_length],
         "max_rows": max_rows,
-        "truncate": form.truncate,
-        "heads": [None if head is None else head.text() for head in heads],
+        "form": form.model_dump(mode="json"),
     }
-    if dialogues := [task for task in tasks if form.is_dialogue(task)]:
-        settings["dialogues"] = dialogues
     if form.template == "chat":  # the template's text, which may contain the date
         settings["frames"] = [encoder.frame(*prefix[1:3]) for prefix in prompt_prefixes]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -529,14 +529,13 @@ class Predictor:
         self, tasks: Any, texts: Sequence[str | Record], control: Any, *, ranks: bool
     ) -> tuple[list[str], list[str], list[PromptPrefix], torch.Tensor]:
         """Return tasks, inputs and prefixes of texts or records, and the ids of the tasks."""
-        strange = [n for n, text in enumerate(texts) if not isinstance(text, str | Mapping)]
-        problem = ""
         if isinstance(texts, str | Mapping):
-            problem = f"texts ({texts!r}) must be a list of texts or records; write [{texts!r}]"
-        elif strange:
-            problem = f"text {strange[0] + 1} ({texts[strange[0]]!r}) must be a text or a record"
-        if problem:
-            raise TypeError(problem)
+            raise TypeError(
+                f"texts ({texts!r}) must be a list of texts or records; write [{texts!r}]"
+            )
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str | Mapping):
+                raise TypeError(f"text {number} ({text!r}) must be a text or a record")
         names = _of_each("tasks", tasks, texts, shared=isinstance(tasks, str))
         codes = _of_each("codes", control, texts, shared=not isinstance(control, list))
         if ranks and self.added:

@@ -126,7 +126,7 @@ class InversePerplexity(TokenProbability):
             return float(model(given, labels=given).loss) * (len(ids) - 1), len(ids) - 1
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Any, dict[str, Any]]:
+    def _loaded(self) -> Any:
         return load_model(AutoModelForCausalLM, self.folder)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -60,7 +60,7 @@ class Gym:
         self.directory = Path(directory)
         self.table = self.directory / "TASKS.csv"
         self.metrics = metrics or {}
-        self._train_answers: dict[str, list[str]] = {}
+        self._train_answers = cache(self._read_answers)
         self._heads: dict[str, HeadForm] = {}
         problem = ""
         if not self.directory.is_dir():
@@ -152,11 +152,7 @@ class Gym:
         """
         named = self._said(task, "options")
         if named == FROM_TRAIN:
-            if task not in self._train_answers:
-                files = (self.file(task, "train", sample) for sample in self.samples(task))
-                answers = {row.outputs[0] for file in files for row in RowFile.scan(file).rows()}
-                self._train_answers[task] = sorted(answers)
-            return self._train_answers[task]
+            return self._train_answers(task)
         try:
             listed = json.loads(named)
         except ValueError:
@@ -179,12 +175,16 @@ class Gym:
         if task not in self._heads:
             labels = [] if self._said(task, "options") == FROM_TRAIN else self.options(task)
             if not labels:
-                files = (self.file(task, "train", sample) for sample in self.samples(task))
-                answers = (row.outputs[0] for file in files for row in RowFile.scan(file).rows())
+                answers = self._train_answers(task)
                 labels = sorted({name for answer in answers for name in form.names(answer)})
             numbers = labels == [NUMBER]
             self._heads[task] = form.model_copy(update={"labels": [] if numbers else labels})
         return self._heads[task]
+
+    def _read_answers(self, task: str) -> list[str]:
+        """Return the sorted distinct first answers of all training rows."""
+        files = (self.file(task, "train", sample) for sample in self.samples(task))
+        return sorted({row.outputs[0] for file in files for row in RowFile.scan(file).rows()})
 
     def template(self, task: str) -> RecordTemplate | None:
         """Return the templates of a custom or controlled task, or None."""

@@ -11,14 +11,15 @@ from mttl.adaptation.search import (
     Trial,
     best_fragment,
     finished_trials,
-    grid_points,
     job_results,
     note_values,
+    points_of,
     ranked,
     trial_name,
     trials_table,
     write_trials,
 )
+from mttl.config.schema import Search
 from mttl.io import yaml12
 from mttl.io.errors import MttlError
 
@@ -34,8 +35,12 @@ def trial(lr: float, **scores: list[float]) -> Trial:
 
 
 def test_a_grid_is_every_combination() -> None:
-    points = grid_points({"a": [1, 2], "b": ["x", "y", "z"]})
-    assert points[:4] == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 1, "b": "z"}, points[3]]
+    points = points_of(Search(grid={"adapt.lr": [1, 2], "adapt.mode": ["all", "full", "average"]}))
+    assert [list(point.values()) for point in points[:3]] == [
+        [1, "all"],
+        [1, "full"],
+        [1, "average"],
+    ]
     assert len({trial_name(point) for point in points}) == 6
     assert trial_name({"adapt.lr": 1e-5, "adapt.mode": "all"}) == "adapt.lr=1e-05,adapt.mode=all"
 

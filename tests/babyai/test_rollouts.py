@@ -75,7 +75,7 @@ def test_a_loader_goes_on_from_any_minibatch(n_taken: int) -> None:
     resumed = loader(model)
     resumed.load_state(state)
     for found, wanted in zip(endless(resumed), expected, strict=False):
-        for name, value in vars(wanted).items():
+        for name, value in wanted._asdict().items():
             assert torch.equal(getattr(found, name), value), name
 
 
