@@ -1,7 +1,7 @@
 """Metrics of answers by an encoder or a classifier of transformers in a local folder."""
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,8 +46,9 @@ class BertScore(KnowledgeMetric):
         n_layers = local_config("model", model, "an encoder", seq2seq=False).num_hidden_layers
         if not -n_layers <= layer <= n_layers:
             raise ValueError(f"layer ({layer}) must be from {-n_layers} to {n_layers}")
-        self.folder, self.layer = model, layer
+        self.layer = layer
         self.reads_references = against == "references"
+        self._judge = LocalModel(model, partial(load_model, AutoModel))
 
     def texts(
         self, references: Sequence[Sequence[str]], rows: Sequence[Mapping[str, Any]]
@@ -57,14 +58,10 @@ class BertScore(KnowledgeMetric):
 
     def compare(self, answer: str, reference: str) -> float:
         # One pair at a time: torchmetrics 1.9 sorts texts by length, and restores the wrong order.
-        found: Any = bert_score([answer], [reference], num_layers=self.layer, **self._loaded)
+        model, tokenizer, lengths = self._judge.loaded
+        given = {"model": model, "user_tokenizer": tokenizer, "device": model.device, **lengths}
+        found: Any = bert_score([answer], [reference], num_layers=self.layer, **given)
         return min(float(found["f1"]), 1.0)  # rounding may exceed 1
-
-    @cached_property
-    def _loaded(self) -> dict[str, Any]:
-        """Arguments with the model, which is no part of this module and its state."""
-        model, tokenizer, lengths = load_model(AutoModel, self.folder)
-        return {"model": model, "user_tokenizer": tokenizer, "device": model.device, **lengths}
 
 
 class Critic(KnowledgeMetric):
@@ -84,16 +81,12 @@ class Critic(KnowledgeMetric):
         labels = local_config("model", model, "a sequence classifier").id2label.values()
         if label not in labels:
             raise ValueError(f"label ('{label}') must be one of {', '.join(labels)}")
-        self.folder, self.label = model, label
+        self.label, self._judge = label, LocalModel(model, load_classifier)
 
     def compare(self, answer: str, reference: str) -> float:
-        classify, lengths = self._classifier
+        classify, lengths = self._judge.loaded
         found = classify({"text": reference, "text_pair": answer}, **lengths)
         return float(found["label"] == self.label)
-
-    @cached_property
-    def _classifier(self) -> tuple[Any, dict[str, Any]]:
-        return load_classifier(self.folder)
 
 
 class InversePerplexity(TokenProbability):
@@ -111,10 +104,10 @@ class InversePerplexity(TokenProbability):
     def __init__(self, *, model: str) -> None:
         super().__init__()
         local_config("model", model, "a causal language model", seq2seq=False)
-        self.folder = model
+        self._judge = LocalModel(model, partial(load_model, AutoModelForCausalLM))
 
     def row(self, prediction: str, accepted: Sequence[str]) -> tuple[float, int]:
-        model, tokenizer, lengths = self._loaded
+        model, tokenizer, lengths = self._judge.loaded
         ids = tokenizer(prediction.strip(), **lengths)["input_ids"]
         start = tokenizer.bos_token_id
         if start is not None and ids[:1] != [start]:
@@ -125,9 +118,17 @@ class InversePerplexity(TokenProbability):
         with torch.no_grad():
             return float(model(given, labels=given).loss) * (len(ids) - 1), len(ids) - 1
 
+
+class LocalModel:
+    """A model in a folder, loaded at its first use; it is no part of a metric's state."""
+
+    def __init__(self, folder: str, load: Callable[[str], Any]) -> None:
+        self.folder, self._load = folder, load
+
     @cached_property
-    def _loaded(self) -> Any:
-        return load_model(AutoModelForCausalLM, self.folder)
+    def loaded(self) -> Any:
+        """What the function to load it returns."""
+        return self._load(self.folder)
 
 
 def local_config(setting: str, folder: str, what: str, *, seq2seq: bool = True) -> Any:

@@ -4,16 +4,16 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import partial
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM
 
 from mttl.metrics.answer_scores import normalise, plain_words, word_f1
 from mttl.metrics.grounding import KnowledgeMetric
-from mttl.metrics.judges import load_classifier, load_model, local_config
+from mttl.metrics.judges import LocalModel, load_classifier, load_model, local_config
 from mttl.plugins.classes import ANSWERS, QUESTIONS, Family, find_class, make
 
 _N_QUESTIONS = 5  # beams and questions of a candidate, as in the published code
@@ -48,21 +48,11 @@ class Answers(ABC):
         """Return the answer that a text gives, empty if there is none."""
 
 
-class _Local:
-    kind: ClassVar[Any]
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    @cached_property
-    def loaded(self) -> tuple[Any, Any, dict[str, Any]]:
-        return load_model(self.kind, self.folder)
-
-
-class GeneratedQuestions(_Local, Questions):
+class GeneratedQuestions(LocalModel, Questions):
     """Questions by beam search of a sequence-to-sequence model in a local folder."""
 
-    kind = AutoModelForSeq2SeqLM
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder, partial(load_model, AutoModelForSeq2SeqLM))
 
     def ask(self, candidate: str, text: str) -> Sequence[str]:
         model, tokenizer, lengths = self.loaded
@@ -75,10 +65,11 @@ class GeneratedQuestions(_Local, Questions):
         return [text.replace("question: ", "", 1) for text in texts]
 
 
-class ExtractedAnswers(_Local, Answers):
+class ExtractedAnswers(LocalModel, Answers):
     """Answers from the likeliest start to the likeliest end by a model in a local folder."""
 
-    kind = AutoModelForQuestionAnswering
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder, partial(load_model, AutoModelForQuestionAnswering))
 
     def answer(self, question: str, text: str) -> str:
         model, tokenizer, lengths = self.loaded
@@ -118,13 +109,13 @@ class Q2(KnowledgeMetric):
             labels = local_config("nli", nli, "a sequence classifier").id2label.values()
             if lacking := _RELATIONS.keys() - {str(label).lower() for label in labels}:
                 raise ValueError(f"nli ('{nli}') must have the labels {', '.join(sorted(lacking))}")
-        self.folder = nli
+        self._nli = LocalModel(nli, load_classifier) if nli else None
 
     def compare(self, answer: str, reference: str) -> float:
         candidates = {one.lower(): one for one in self._questions.candidates(answer)}
         scores = [self._agreement(one, answer, reference) for one in candidates.values()]
         valid = [score for score in scores if score is not None]
-        if valid or not self.folder:
+        if valid or self._nli is None:
             return fmean(valid) if valid else math.nan
         return _RELATIONS.get(self._relation(reference.lower(), answer.lower()), 0.5)
 
@@ -140,19 +131,16 @@ class Q2(KnowledgeMetric):
                 continue
             found = self._answers.answer(question, text)
             f1 = word_f1(candidate, found, _clean)
-            if f1 == 1 or not found or not self.folder:
+            if f1 == 1 or not found or self._nli is None:
                 return f1
             relation = self._relation(f"{question} {found}.", f"{question} {candidate}.")
             return _RELATIONS.get(relation, f1)
         return None
 
     def _relation(self, premise: str, hypothesis: str) -> str:
-        classify, lengths = self._classifier
+        assert self._nli is not None
+        classify, lengths = self._nli.loaded
         return classify({"text": premise, "text_pair": hypothesis}, **lengths)["label"].lower()
-
-    @cached_property
-    def _classifier(self) -> tuple[Any, dict[str, Any]]:
-        return load_classifier(self.folder)
 
 
 def _part(family: Family, name: str, of_folder: type[Any]) -> Any:

@@ -47,16 +47,11 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
     held = set(gym.tasks())
     absent = [task for task in partition_tasks if task not in held]
     if absent and (not skip_missing or len(absent) == len(partition_tasks)):
-        shown = some([f"'{task}'" for task in absent], 10)
-        remedy = (
-            "no task remains; check data.dir and data.partition"
-            if len(absent) == len(partition_tasks)
-            else "build them, or set data.skip_missing=true to skip them."
-        )
-        hint = nearest(absent[0], held) if len(absent) == 1 else ""
+        shown, hint = some([f"'{task}'" for task in absent], 10), nearest(absent[0], held)
         raise TaskError(
             f"the folder '{gym.directory}' lacks {len(absent)} of the partition's "
-            f"{len(partition_tasks)} tasks: {shown}; {remedy}{hint}"
+            f"{len(partition_tasks)} tasks: {shown}. Check data.dir and data.partition, build the "
+            f"tasks, or set data.skip_missing=true to skip some.{hint}"
         )
     return [task for task in partition_tasks if task in held]
 
