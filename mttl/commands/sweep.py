@@ -32,8 +32,7 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> None:
     """Merge, answer and score; print and write the scores, and draw the figures."""
-    from mttl.merging.recipe import read_section
-    from mttl.merging.sweep import Sweep
+    from mttl.merging.recipe import Sweep, read_section
 
     sweep, out = read_section(options.sweep, Sweep), Path(options.out)
     check_run_task(sweep.task, sweep.run)

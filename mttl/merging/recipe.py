@@ -1,10 +1,17 @@
-"""The recipe of a merge: models, method and output."""
+"""The recipe of a merge: models, method and output; and of a sweep over methods and weights."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from mttl.config.config_errors import format_errors
 from mttl.config.section import Section, Seed
@@ -264,3 +271,57 @@ def validated(kind: type[S], tree: dict[str, Any], place: str) -> S:
     except ValidationError as error:
         lines = format_errors(error, tree, {}, kind).splitlines()
         raise ConfigError("\n".join(f"{place}: {line}" for line in lines)) from None
+
+
+class SweptMethod(Section):
+    """A method of a merge, and its weights."""
+
+    method: MergeMethod
+    """Section as in a recipe, without the weight λ."""
+    weights: Annotated[list[PositiveFloat], Field(min_length=1)]
+    """Weights λ."""
+
+
+class Sweep(Section):
+    """Merges of the same models by several methods and weights, and the rows that they answer."""
+
+    base: MergeBase
+    """Base model; Fisher information is left out where a method does not use it."""
+    models: Annotated[list[Ingredient], Field(min_length=1)]
+    """Models; those without a weight have the weight λ."""
+    methods: Annotated[dict[str, SweptMethod], Field(min_length=1)]
+    """Methods by name."""
+    run: Text
+    """Run on the base, whose prompt format is used."""
+    task: Text
+    """Task of the run, whose rows are answered."""
+    table: Text | None = None
+    """Table of other rows, as for `mttl predict`."""
+    metrics: Annotated[list[Text], Field(min_length=2)]
+    """Metrics; the figure shows the first against each of the others."""
+    generation: dict[Literal["num_beams", "max_new_tokens"], PositiveInt] = {}  # noqa: RUF012
+    """Settings of generation that differ from those of the run's evaluation."""
+
+    def recipe(self, name: str, weight: float) -> Recipe:
+        """Return the recipe of a method with a weight λ.
+
+        λ is the weight of the method if it has one, as for CaPE; otherwise of the models without
+        one. Raises a `ConfigError` if λ has no effect, or the recipe is not valid.
+        """
+        place, method = f"methods.{name}", self.methods[name].method.model_dump()
+        models = [model.model_dump(exclude_unset=True) for model in self.models]
+        free = [model for model in models if "weight" not in model]
+        if "weight" in method:
+            method["weight"], free = weight, []
+            models = [{k: v for k, v in model.items() if k != "weight"} for model in models]
+        elif not free or (method["kind"] == "fisher_average" and free == models):
+            which = "set the weight of some" if free else "leave out the weight of some"
+            raise ConfigError(f"{place}: λ has no effect on {method['kind']}; {which} models")
+        for model in free:
+            model["weight"] = weight
+        base = self.base.model_dump(exclude_none=True)
+        for used, parts in zip(used_fishers(method["kind"]), ([base], models), strict=True):
+            for part in () if used else parts:
+                part.pop("fisher", None)
+        tree = {"base": base, "models": models, "method": method}
+        return validated(Recipe, tree, place)
