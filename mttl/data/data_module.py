@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ from mttl.data.loader import ResumableLoader
 from mttl.data.prepare import prepare
 from mttl.data.prompt_form import PromptForm
 from mttl.data.raw_text import TextCollator, corruption_of
-from mttl.data.samplers import TaskBatchSampler, evaluation_batches
-from mttl.data.separate_sampler import SeparateSampler
+from mttl.data.samplers import SeparateSampler, TaskBatchSampler, evaluation_batches
 from mttl.data.token_sampler import TokenBatchSampler, padding_share
 from mttl.tasks.folder import Gym
 
@@ -65,7 +65,7 @@ class TextToTextDataModule(pl.LightningDataModule):
         self.own_steps = own_steps
         corrupted = self.form.texts and not decoder_only
         self.corruption = corruption_of(tokenizer, encoder=encoder) if corrupted else None
-        self._rows: dict[tuple[str, int | None], Dataset] = {}
+        self._prepared = cache(self._read)
         self._train_loader: ResumableLoader | None = None
         self._position_to_load: dict[str, Any] = {}
 
@@ -77,11 +77,6 @@ class TextToTextDataModule(pl.LightningDataModule):
     def prepared(self, split: str) -> Dataset:
         """Return the prepared rows of a split for scoring, of all tasks and samples."""
         return self._prepared(split, self.data.max_eval_rows or self.data.max_rows)
-
-    def _prepared(self, split: str, max_rows: int | None) -> Dataset:
-        if (split, max_rows) not in self._rows:
-            self._rows[split, max_rows] = self._read(split, max_rows)
-        return self._rows[split, max_rows]
 
     def _read(self, split: str, max_rows: int | None) -> Dataset:
         rows = prepare(
