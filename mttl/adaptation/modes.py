@@ -1,8 +1,6 @@
 """Adaptation modes: the router of new tasks, and the trained parameters."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -261,23 +259,11 @@ def _check_mode(
         raise ConfigError(found)
 
 
-@contextmanager
-def adapted(
-    model: SkilledModel, mode: AdaptMode, *n_tasks: int, **how: Any
-) -> Iterator[SkilledModel]:
-    """Context manager: adapt a model by `apply_mode`, and restore it afterwards.
+def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
+    """Return a function that restores the parts of a model that a mode changes.
 
     Only the trained parts are copied, never a frozen backbone.
     """
-    leave = kept_state(model, mode)
-    try:
-        yield apply_mode(model, mode, *n_tasks, **how)
-    finally:
-        leave()
-
-
-def kept_state(model: SkilledModel, mode: AdaptMode) -> Callable[[], None]:
-    """Return a function that restores the parts of a model that a mode changes."""
     router, heads, training = model.router, model.heads, model.training
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     kept = [(value, value.detach().clone()) for value in _changing(model, mode)]

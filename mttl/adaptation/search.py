@@ -402,8 +402,6 @@ def check_search(config: Config | BabyAIConfig) -> Search:
         )
     ends = [{name: getattr(x, end) for name, x in search.ranges.items()} for end in ("low", "high")]
     for values in points_of(search) or ends:
-        try:
+        with raised_as(ConfigError, f"section search, trial {trial_name(values)}", ConfigError):
             with_settings(config, values)
-        except ConfigError as error:
-            raise ConfigError(f"section search, trial {trial_name(values)}: {error}") from None
     return search

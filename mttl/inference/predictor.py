@@ -250,43 +250,40 @@ class Predictor:
         if search.get("num_return_sequences", 1) != 1:
             n = search["num_return_sequences"]
             raise ValueError(f"num_return_sequences ({n}) must be 1: each text has one answer")
-        model, tasks = self._combined(tasks)
-        if model is not self:
-            options = {"batch_size": batch_size, "on_rows": on_rows, "control": control, **search}
-            return model.predict(tasks, texts, candidates=candidates, rerank=rerank, **options)
-        self.task_ids([*(rerank or ())])
+        run, tasks = self._combined(tasks)
+        run.task_ids([*(rerank or ())])
         ranks = candidates > 1
-        names, inputs, prefixes, task_ids = self._asked(tasks, texts, control, ranks=ranks)
+        names, inputs, prefixes, task_ids = run._asked(tasks, texts, control, ranks=ranks)
         if not names:
             return []
-        if self.model.heads is not None:
-            rows = [row for row, _ in self.headed_rows(names, inputs)]
-            return self.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
-        options = {} if search or self.added or ranks else self.form.task_options
-        known = {name: self.choice_ids(options[name], name) for name in {*names} & {*options}}
-        prompts, found = self.prompts(inputs, prefixes), dict[int, str]()
+        if run.model.heads is not None:
+            rows = [row for row, _ in run.headed_rows(names, inputs)]
+            return run.from_heads(rows, batch_size=batch_size, on_rows=on_rows)
+        options = {} if search or run.added or ranks else run.form.task_options
+        known = {name: run.choice_ids(options[name], name) for name in {*names} & {*options}}
+        prompts, found = run.prompts(inputs, prefixes), dict[int, str]()
         if ranked := [place for place, name in enumerate(names) if name in known]:
             ids = [known[names[place]] for place in ranked]
-            how = {"per_token": self.per_token, "batch_size": batch_size}
-            chosen = self.choose_encoded(task_ids[ranked], [prompts[p] for p in ranked], ids, **how)
+            how = {"per_token": run.per_token, "batch_size": batch_size}
+            chosen = run.choose_encoded(task_ids[ranked], [prompts[p] for p in ranked], ids, **how)
             found = {place: own.answer for place, own in zip(ranked, chosen, strict=True)}
             on_rows(len(ranked))
         if rest := [place for place in range(len(names)) if place not in found]:
-            self.model.eval()
-            added, settings = self._added_prompts(texts, inputs), {**self.search, **search}
+            run.model.eval()
+            added, settings = run._added_prompts(texts, inputs), {**run.search, **search}
             if ranks:  # `rest` are all rows
                 settings["num_return_sequences"] = candidates
                 if settings["num_beams"] > 1 or not settings.get("do_sample"):
                     settings["num_beams"] = max(settings["num_beams"], candidates)
             answers = answer_prompts(
-                lambda rows, **inputs: self.generate(
+                lambda rows, **inputs: run.generate(
                     task_ids[rest][rows],
                     added=[[prompts[row] for row in rows] for prompts in added],
                     **inputs,
                 ),
-                *(self.tokenizer, [prompts[place] for place in rest]),
-                decoder_only=self.decoder_only,
-                device=self.device,
+                *(run.tokenizer, [prompts[place] for place in rest]),
+                decoder_only=run.decoder_only,
+                device=run.device,
                 batch_size=batch_size,
                 on_rows=on_rows,
                 **settings,
@@ -294,7 +291,7 @@ class Predictor:
             if ranks:
                 each = [answers[i : i + candidates] for i in range(0, len(answers), candidates)]
                 given = task_ids, prompts
-                answers = self._best(names, texts, given, each, rerank or {}, batch_size)
+                answers = run._best(names, texts, given, each, rerank or {}, batch_size)
             found |= zip(rest, answers, strict=True)
         return [found[place] for place in range(len(names))]
 
@@ -378,11 +375,9 @@ class Predictor:
             TaskError: If a task is unknown, the numbers differ, or a text has less than two
                 different choices after truncation to the answer length of training.
         """
-        model, tasks = self._combined(tasks)
+        run, tasks = self._combined(tasks)
         how = {"per_token": per_token, "batch_size": batch_size, "on_rows": on_rows}
-        if model is not self:
-            return model.choose(tasks, texts, choices, control=control, **how)
-        _, inputs, prefixes, task_ids = self._asked(tasks, texts, control, ranks=True)
+        _, inputs, prefixes, task_ids = run._asked(tasks, texts, control, ranks=True)
         if isinstance(choices, str):
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
         shared = all(isinstance(choice, str) for choice in choices)
@@ -390,12 +385,12 @@ class Predictor:
         known: dict[tuple[str, ...], dict[str, list[int]]] = {}
         for place, own in enumerate(of_each, 1):
             if tuple(own) not in known:
-                known[tuple(own)] = self.choice_ids(own, f"text {place}")
+                known[tuple(own)] = run.choice_ids(own, f"text {place}")
         ids = [known[tuple(own)] for own in of_each]
         if not ids:
             return []
-        prompts = self.prompts(inputs, prefixes)
-        return self.choose_encoded(task_ids, prompts, ids, **how)
+        prompts = run.prompts(inputs, prefixes)
+        return run.choose_encoded(task_ids, prompts, ids, **how)
 
     def choose_encoded(
         self,

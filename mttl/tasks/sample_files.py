@@ -4,7 +4,6 @@ The lines of a split are stored in a temporary file; memory has 16 bytes per lin
 """
 
 import hashlib
-import shutil
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,7 +78,6 @@ def write_samples(
     pool, held_out = cut(task, len(train), None if test is train else len(test))
     sums: dict[str, str] = {}
     trained: list[str] = []
-    first_test: Path | None = None
     for sample in samples if task.k is not None else SAMPLES[:1]:
         train_name, dev_name, test_name = file_names(task, [sample])
         train_indices, dev_indices = few_shot(task, train.labels, pool, sample)
@@ -88,13 +86,7 @@ def write_samples(
         if dev is not None:
             dev_indices, _ = few_shot(task, dev.labels, np.arange(len(dev)), sample)
         sums[dev_name] = (dev or train).write(folder / dev_name, dev_indices)
-        if first_test is None:
-            first_test = folder / test_name
-            sums[test_name] = test.write(first_test, held_out)
-        else:
-            with atomic_path(folder / test_name) as temporary:
-                shutil.copyfile(first_test, temporary)
-            sums[test_name] = sums[first_test.name]
+        sums[test_name] = test.write(folder / test_name, held_out)
     return sums | add_codes(task.control, folder, trained) if task.control else sums
 
 

@@ -8,6 +8,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -293,15 +295,13 @@ def open_loggers(trainer: pl.Trainer, text: str) -> None:
 def show_answers(
     trainer: pl.Trainer, split: str, tasks: Sequence[str], answers: Sequence[Any]
 ) -> None:
-    """Log the first answers of every task on a split."""
-    rows: dict[int, list[list[str]]] = {}
-    for answer in answers:
-        shown = rows.setdefault(answer.task_id, [])
-        if len(shown) < MOST_ROWS:
-            name, references = str(tasks[answer.task_id]), " | ".join(answer.references)
-            shown.append([name, answer.input, references, answer.prediction])
+    """Log the first answers of every task on a split; ``answers`` are in task order."""
     columns = ("task", "input", "references", "prediction")
-    table = [row for of_task in rows.values() for row in of_task]
+    table = [
+        [str(tasks[one.task_id]), one.input, " | ".join(one.references), one.prediction]
+        for _, of_task in groupby(answers, attrgetter("task_id"))
+        for one in islice(of_task, MOST_ROWS)
+    ]
     for logger in experiment_loggers(trainer):
         logger.log_table(f"predictions/{split}", columns, table, trainer.global_step)
 

@@ -4,6 +4,8 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +54,9 @@ def score(
 ) -> list[Result]:
     """Return scores per task and sample, followed by their mean over tasks."""
     tasks = list(metrics)
-    by_key: dict[tuple[int, int], list[Prediction]] = {}
-    for row in rows:
-        by_key.setdefault((row.task_id, row.sample), []).append(row)
-    results = []
-    for (task_id, sample), group in sorted(by_key.items()):
-        task = tasks[task_id]
+    results, key = [], attrgetter("task_id", "sample")
+    for (task_id, sample), own in groupby(sorted(rows, key=key), key):
+        task, group = tasks[task_id], list(own)
         answers = answers_of(group)
         value = score_answers(metrics[task], *answers)
         if differing := ignored_differences(metrics[task], task, *answers[:2]):
@@ -85,10 +84,8 @@ def write_predictions(
     folder: Path, rows: Sequence[Prediction], tasks: Sequence[str], split: str
 ) -> None:
     """Write ``<task>_<split>.jsonl`` for every task."""
-    by_task: dict[int, list[Prediction]] = {}
-    for row in rows:
-        by_task.setdefault(row.task_id, []).append(row)
-    for task_id, group in by_task.items():
+    key = attrgetter("task_id")
+    for task_id, group in groupby(sorted(rows, key=key), key):
         rows_of = ({name: getattr(row, name) for name in AnswerRow.model_fields} for row in group)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows_of)
         write_text(folder / f"{tasks[task_id]}_{split}.jsonl", lines)

@@ -8,10 +8,11 @@ from transformers import ByT5Tokenizer
 
 from helpers.adapted import BATCH
 from helpers.backbones import tiny_t5
+from helpers.modes import adapted
 from helpers.skills import skilled
 from mttl.adaptation import gradient_free
 from mttl.adaptation.gradient_free import compose, evolve
-from mttl.adaptation.modes import adapted, apply_mode
+from mttl.adaptation.modes import apply_mode
 from mttl.io.errors import DivergedError
 from mttl.routing import CoefficientRouter
 from mttl.skills import SkilledModel

@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 import mttl.adaptation.job as job_file
 from helpers.gyms import TINY_T5, write_gym
+from helpers.modes import adapted
 from helpers.skills import skilled, spread
 from mttl.adaptation.fine_tune import best_task
 from mttl.adaptation.job import JobRun, job_config
-from mttl.adaptation.modes import adapted, row_starts
+from mttl.adaptation.modes import row_starts
 from mttl.adaptation.plan import FewShotJob, FewShotResult
 from mttl.config.load import load_config, with_settings
 from mttl.config.schema import Config

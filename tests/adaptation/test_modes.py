@@ -12,8 +12,9 @@ from helpers.adapted import changed, mixed_by, role_of, snapshot, train
 from helpers.backbones import batch, tiny_t5
 from helpers.experts import N_EXPERTS, token_model
 from helpers.fragments import fragments, frozen_config, logits, trained
+from helpers.modes import adapted
 from helpers.skills import LEARNED, ROUTERS, skilled, spread
-from mttl.adaptation.modes import TRAINED_ROLES, adapted, apply_mode, count_trained
+from mttl.adaptation.modes import TRAINED_ROLES, apply_mode, count_trained
 from mttl.assembly.model import Built
 from mttl.config.section import AdaptMode, RowInit
 from mttl.io.errors import ConfigError

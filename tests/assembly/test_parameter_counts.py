@@ -4,7 +4,8 @@ import pytest
 from torch import Tensor
 
 from helpers.fragments import TASKS, fragments, frozen_config
-from mttl.adaptation.modes import TRAINED_ROLES, adapted, count_trained
+from helpers.modes import adapted
+from mttl.adaptation.modes import TRAINED_ROLES, count_trained
 from mttl.assembly.model import build_model
 from mttl.assembly.planning.fake_model import fake_model
 from mttl.config.schema import Config

@@ -9,7 +9,8 @@ from torch.func import functional_call
 from helpers.adapterhub import adapterhub
 from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import assert_same
-from mttl.adaptation.modes import adapted, apply_mode
+from helpers.modes import adapted
+from mttl.adaptation.modes import apply_mode
 from mttl.config.optim_schema import AdamW
 from mttl.merging.fold import average_mixing, fold
 from mttl.routing import AverageRouter, RoutingSlot

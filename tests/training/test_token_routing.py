@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader
 
 from helpers.backbones import tiny_llama, tiny_t5
 from helpers.experts import N_EXPERTS, balanced, padded_batch, token_model, top2
+from helpers.modes import adapted
 from helpers.trainer import quiet_trainer
 from mttl.adaptation.fine_tune import fine_tune
-from mttl.adaptation.modes import adapted, apply_mode, parts_by_role
+from mttl.adaptation.modes import apply_mode, parts_by_role
 from mttl.config.optim_schema import AdamW
 from mttl.io.errors import ConfigError
 from mttl.routing.token.balance import BiasBalance
