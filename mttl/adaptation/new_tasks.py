@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from jaxtyping import Float
+from pydantic import StringConstraints
 from rich.console import Console
 from torch import Tensor
 
@@ -38,6 +39,7 @@ from mttl.data.prompt_form import BY_TASK
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.files import write_table, write_text
+from mttl.io.record import check
 from mttl.metrics.crossfit import score_answers
 from mttl.metrics.metric_names import check_metric
 from mttl.plugins.classes import METRICS, find_class
@@ -49,6 +51,7 @@ from mttl.training.precision import precision_plugin
 _log = logging.getLogger(__name__)
 
 Example = tuple[str, str]
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 # With fewer examples, none is kept from training.
 LEAVE_ONE_OUT = 8
 # Its models take this part of the steps.
@@ -398,14 +401,7 @@ def split_examples(
     become 16 and 16. Examples whose answers all differ alternate.
     """
     for name, pairs in (("examples", examples), ("dev", dev or ())):
-        for place, pair in enumerate(pairs):
-            texts = isinstance(pair, list | tuple) and all(isinstance(text, str) for text in pair)
-            if not texts or len(pair) != 2:
-                raise TaskError(
-                    f"{name}[{place}] is {pair!r}; it must be a pair of texts: (input, output)"
-                )
-            if not all(map(str.strip, pair)):
-                raise TaskError(f"{name}[{place}] has an empty text; remove this example")
+        check(list[tuple[_Text, _Text]], pairs, f"{name} must be pairs (input, output)", TaskError)
     answers = [answer.strip() for _, answer in examples]
     grouped = examples
     if len({*answers}) < len(answers):

@@ -161,6 +161,7 @@ def _build(
     n_rows = sum(min(file.n_lines, max_rows or file.n_lines) for _, _, file in sources)
     _log.info("tokenising %d rows of %d files", n_rows, len(sources))
     lost: dict[str, list[int]] = {"max_input_length": [], "max_output_length": []}
+    side = getattr(encoder, "truncate", "end")
     unknown: set[str] = set()
     n_written, dialogues = 0, False
     rows = ((task, sample, row) for task, sample, file in sources for row in file.rows(max_rows))
@@ -200,19 +201,14 @@ def _build(
             "backbone.tokenizer to one that does, such as byte",
             " and ".join(sorted(unknown)),
         )
-    side = getattr(encoder, "truncate", "end")
     if dialogues:
         side += ", of dialogues the oldest turns first"
+    cuts = zip(("inputs", "answers"), lost.items(), (side, "end"), strict=True)
     # Stored with the rows, so that it is also logged for cached ones.
     return "; ".join(
         f"{len(cut):,} of {n_written:,} {what} are longer than data.{setting}: "
-        f"{sum(cut):,} tokens were cut at their {side}"
-        for (setting, cut), what, side in zip(
-            lost.items(),
-            ("inputs", "answers"),
-            (side, "end"),
-            strict=True,
-        )
+        f"{sum(cut):,} tokens were cut at their {end}"
+        for what, (setting, cut), end in cuts
         if cut
     )
 

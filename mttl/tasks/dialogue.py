@@ -4,7 +4,7 @@ Each is a line after its marker, ``knowledge: ``, ``user: `` or ``assistant: ``.
 """
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
@@ -62,19 +62,16 @@ class Dialogue(NamedTuple):
         The last turn stays, and with it the knowledge; only if both do not fit, the knowledge is
         cut at its end, and then the last turn at its start.
         """
-
-        def most(n: int, part: Callable[[int], Self]) -> Self | None:
-            kept = bisect_right(range(n + 1), False, key=lambda size: not fits(part(size))) - 1
-            return None if kept < 0 else part(kept)
-
         (speaker, text), n = self.turns[-1], len(self.turns) - 1
         alone = self._replace(turns=self.turns[-1:])
-        return (
-            most(n, lambda size: self._replace(turns=self.turns[n - size :]))
-            or most(len(self.head), lambda size: alone._replace(head=self.head[:size]))
-            or most(
-                len(text),
-                lambda size: type(self)("", ((speaker, text[len(text) - size :]),)),
-            )
-            or type(self)("", ((speaker, ""),))
-        )
+
+        def version(cuts: int) -> Self:
+            if cuts <= n:
+                return self._replace(turns=self.turns[cuts:])
+            left = n + len(self.head) - cuts
+            if left >= 0:
+                return alone._replace(head=self.head[:left])
+            return type(self)("", ((speaker, text[-left:]),))
+
+        most = n + len(self.head) + len(text)
+        return version(bisect_left(range(most), True, key=lambda cuts: fits(version(cuts))))

@@ -236,10 +236,14 @@ def test_a_seed_decides_what_a_model_learns(run: Path) -> None:
         ({"description": "say b"}, ConfigError, "was trained without descriptions of tasks"),
         ({"examples": []}, TaskError, "examples has 0 pairs; at least one pair is needed for"),
         ({"dev": []}, TaskError, "examples has 8 pairs; at least one pair is needed for training"),
-        ({"examples": ["ab", "cd"]}, TaskError, "examples[0] is 'ab'; it must be a pair of texts"),
-        ({"examples": [("a", "b", "c")]}, TaskError, "examples[0] is ('a', 'b', 'c'); it must"),
-        ({"examples": [PAIRS[0], ("a", 3)]}, TaskError, "examples[1] is ('a', 3); it must be"),
-        ({"dev": [("a", " ")]}, TaskError, "dev[0] has an empty text"),
+        ({"examples": ["ab", "cd"]}, TaskError, "examples must be pairs (input, output): 0:"),
+        ({"examples": [("a", "b", "c")]}, TaskError, "examples must be pairs (input, output): 0:"),
+        (
+            {"examples": [PAIRS[0], ("a", 3)]},
+            TaskError,
+            "examples must be pairs (input, output): 1.1:",
+        ),
+        ({"dev": [("a", " ")]}, TaskError, "dev must be pairs (input, output): 0.1:"),
     ],
 )
 def test_mistakes_in_examples_are_answered(run, given, kind, message) -> None:
