@@ -19,11 +19,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from mttl.data.collate import TrainCollator, scored_fields
-from mttl.data.encode import PromptPrefix, special_ids
+from mttl.data.encode import special_ids
 from mttl.data.user_text import UserText
 from mttl.io.errors import ConfigError
 from mttl.routing.token.masks import IGNORED
-from mttl.tasks.head_form import HeadForm
 from mttl.tasks.rows import Row
 
 MASKED, REMOVED, INFILLED = 0.15, 0.15, 0.3  # fractions of the tokens
@@ -74,11 +73,7 @@ class LineEncoder(_Lines):
         return [ids[: self.room] for ids in encoded]
 
     def columns(
-        self,
-        forms: Sequence[HeadForm],
-        rows: Sequence[Row],
-        prefixes: Sequence[PromptPrefix],
-        lost: list[int],
+        self, forms: Any, rows: Sequence[Row], prefixes: Any, lost: list[int]
     ) -> dict[str, list[Any]]:
         """Return the columns of prepared rows; causal lines are answers to their first token."""
         lines = [self.whole(ids) for ids in self.encode([row.input for row in rows], lost)]

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from lightning_fabric.plugins import Precision
 from torch import Tensor
 from torch.nn import functional
 from transformers import LogitsProcessor
 
+from mttl.data.collate import pad_id_of
 from mttl.inference.read_prompts import Ids, ReadPrompts, repeated_logits, shares_prompts
-from mttl.skills.skilled_model import SkilledModel
 
 
 @dataclass
@@ -24,25 +23,24 @@ class AddedLogits:
     step.
     """
 
-    model: SkilledModel
+    run: Any  # a `Predictor`
     task_id: int
-    prompts: Sequence[Ids]
     weight: float
-    pad_id: int
-    precision: Precision
+    prompts: Sequence[Ids]
     read: ReadPrompts | None = None
 
     def after(self, answers: Int[Tensor, "R t"]) -> Float[Tensor, "R V"]:
         """Return the logits after answers; those of one prompt follow each other."""
-        given = self.model, answers.new_full((len(self.prompts),), self.task_id), self.prompts
-        with self.precision.forward_context():
-            if not shares_prompts(self.model):
-                labels = functional.pad(answers, (0, 1), value=self.pad_id)
-                logits, _ = repeated_logits(*given, labels, self.pad_id)
+        model, pad_id = self.run.model.eval(), pad_id_of(self.run.tokenizer)
+        given = model, answers.new_full((len(self.prompts),), self.task_id), self.prompts
+        with self.run.precision.forward_context():
+            if not shares_prompts(model):
+                labels = functional.pad(answers, (0, 1), value=pad_id)
+                logits, _ = repeated_logits(*given, labels, pad_id)
                 return logits.unflatten(0, labels.shape)[:, -1]
             if self.read is None:
                 n = len(answers) // len(self.prompts)
-                self.read = ReadPrompts(*given, n, self.pad_id)
+                self.read = ReadPrompts(*given, n, pad_id)
             return self.read.next_logits(answers)
 
 

@@ -337,10 +337,7 @@ class Predictor:
         """
         if added:
             parts = [
-                AddedLogits(
-                    *(run.model.eval(), int(run.task_ids([task])), prompts),
-                    *(weight, pad_id_of(run.tokenizer), run.precision),
-                )
+                AddedLogits(run, int(run.task_ids([task])), weight, prompts)
                 for (run, task, weight), prompts in zip(self.added, added, strict=True)
             ]
             start = inputs["input_ids"].shape[1] if self.decoder_only else 1

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from mttl.io.errors import nearest
@@ -84,14 +83,6 @@ def metric_problem(metric: str) -> str:
     wrong = next((key for key in settings if key not in known), None)
     has = "" if wrong is None else f"; it has no setting '{wrong}'.{nearest(wrong, known)}"
     return f"must have the form '{' '.join([name, *forms])}'{has}"
-
-
-def folder_problem(metric: str) -> str:
-    """Return the requirement that the folder of a metric's model violates, or ``""``."""
-    folder = split_metric(metric)[1].get("model")
-    if folder is None or (Path(folder) / "config.json").is_file():
-        return ""
-    return f"must name a folder with a model of transformers (save_pretrained), not '{folder}'"
 
 
 def check_metric(

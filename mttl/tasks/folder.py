@@ -15,7 +15,7 @@ from typing import NamedTuple, get_args
 
 from mttl.io.errors import TaskError, nearest
 from mttl.io.reading import read_text, table_rows
-from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric, check_metric, folder_problem
+from mttl.metrics.metric_names import METRIC_NAMES, TaskMetric, check_metric
 from mttl.tasks.control import read_edges
 from mttl.tasks.head_form import HeadForm, HeadKind
 from mttl.tasks.record_template import RecordTemplate
@@ -124,8 +124,6 @@ class Gym:
         place = "data.metrics" if given else f"'{self.table}'"
         text = self._said(task, "kind") == "text"
         check_metric(name, TaskError, f"{place}: the metric of '{task}'", text=text)
-        if problem := folder_problem(name):
-            raise TaskError(f"{place}: the metric of '{task}' ('{name}') {problem}")
         published = task in published_sums() and name in METRIC_NAMES
         return TaskMetric(name, published=published, options=self.options(task))
 

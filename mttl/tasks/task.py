@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
 from mttl.io.record import STRICT
-from mttl.metrics.metric_names import folder_problem, metric_problem
+from mttl.metrics.metric_names import metric_problem
 from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.filters import TEXT_FILTERS
 from mttl.tasks.functions import FUNCTIONS
@@ -60,7 +60,7 @@ def _options(value: Any) -> tuple[str, ...]:
 
 
 def _metric(value: str) -> str:
-    if problem := metric_problem(value) or folder_problem(value):
+    if problem := metric_problem(value):
         raise ValueError(problem)
     return value
 

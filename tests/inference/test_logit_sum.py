@@ -170,8 +170,9 @@ KINDS_OF_MODELS |= {
 def test_added_logits_are_those_of_full_passes(kind: str) -> None:
     """For two answers of each prompt, at every step, whatever the beams did in between."""
     model = KINDS_OF_MODELS[kind]()
-    settings: dict[str, Any] = {"weight": 1.0, "pad_id": 0, "precision": Precision()}
-    added = AddedLogits(model, 2, PROMPTS, **settings)
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
+    run = SimpleNamespace(model=model, tokenizer=tokenizer, precision=Precision())
+    added = AddedLogits(run, 2, 1.0, PROMPTS)
     answers = torch.randint(3, 20, (2 * len(PROMPTS), 4))
     with torch.no_grad():
         for length in (0, 1, 3, 4):

@@ -113,8 +113,6 @@ def test_holdout(holdout, expected):
          "source.dev: 'b' must be a file (.tsv, .csv, .jsonl, .tsv.gz, .csv.gz,"),
         ("{path: hub/mine}", "{train: a.json}",
          "set. For published dialogues, set 'format' in source: wizard, faithdial, dstc"),
-        ("metric: ACC", "metric: bertscore model=gone",
-         "must name a folder with a model of transformers (save_pretrained), not 'gone'"),
         ("metric: ACC\n", "metric: ACC\n    category: one\n", "category: 'one' must have the form"),
         ("metric: ACC", "metric: ACC\n    cleaning: clear",
          'cleaning: "clear" must be one of strip, lf, lf_n, breaks, clean, squee'),
