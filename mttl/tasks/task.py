@@ -160,15 +160,11 @@ def published_sums() -> Mapping[str, Mapping[str, str]]:
     test file shared by all samples, and those of train and dev of every sample.
     """
     table = files("mttl.tasks").joinpath("md5.csv").read_text("ascii").splitlines()
-    return {row["task"]: _by_file(row) for row in csv.DictReader(table)}
-
-
-def _by_file(row: dict[str, str]) -> dict[str, str]:
-    samples = [name.removeprefix("train_") for name in row if name.startswith("train_")]
-    return {
-        f"{row['task']}_{row['k']}_{sample}_{split}.tsv": row[
-            split if split == "test" else f"{split}_{sample}"
-        ]
-        for sample in samples
-        for split in ("train", "dev", "test")
-    }
+    sums: dict[str, dict[str, str]] = {}
+    for row in csv.DictReader(table):
+        own = sums[row["task"]] = {}
+        for sample in (name.removeprefix("train_") for name in row if name[:6] == "train_"):
+            for split in ("train", "dev", "test"):
+                name = f"{row['task']}_{row['k']}_{sample}_{split}.tsv"
+                own[name] = row.get(f"{split}_{sample}") or row[split]
+    return sums

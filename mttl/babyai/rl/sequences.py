@@ -1,7 +1,6 @@
 """Rollouts, short sequences of them, and shuffled minibatches for training."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +12,7 @@ from torch import Tensor
 _FRAMES = ("images", "begins", "actions", "log_probs", "values")
 
 
-@dataclass(frozen=True)
-class Rollout:
+class Rollout(NamedTuple):
     """Observations, actions and rewards of one step of N environments of T tasks, or of S steps.
 
     Attributes:
@@ -38,11 +36,8 @@ class Rollout:
 
 def stack_steps(steps: Sequence[Rollout], recurrence: int) -> Rollout:
     """Return the rollout of S single steps, with memories before every ``recurrence``-th one."""
-    stacked = {}
-    for field in fields(Rollout):
-        kept = steps[::recurrence] if field.name == "memory" else steps
-        stacked[field.name] = torch.stack([getattr(step, field.name) for step in kept])
-    return Rollout(**stacked)
+    columns = Rollout(*zip(*steps, strict=True))
+    return Rollout(*map(torch.stack, columns._replace(memory=columns.memory[::recurrence])))
 
 
 class EpisodeSequences(NamedTuple):

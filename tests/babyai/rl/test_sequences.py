@@ -63,7 +63,7 @@ def test_an_epoch_uses_every_frame_once_in_an_order_of_its_own():
     """Of sequences, which stand in order with the memory of their first step."""
     steps = make_steps(S, T, N)
     rollout = stack_steps(steps, RECURRENCE)
-    for name, value in vars(rollout).items():
+    for name, value in rollout._asdict().items():
         kept = steps[::RECURRENCE] if name == "memory" else steps
         assert torch.equal(value, torch.stack([getattr(step, name) for step in kept])), name
     sequences = cut_sequences(rollout, rollout.log_probs + 0.5, -rollout.log_probs)
