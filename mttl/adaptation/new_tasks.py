@@ -58,11 +58,8 @@ LEAVE_ONE_OUT = 8
 PART_OF_STEPS = 4
 # Estimates by leave-one-out up to this score are shown as warnings.
 UNRELIABLE = 0.5
-# By initialisation: the required router, its name, and its file.
-KNOWN_ROWS = {
-    "expert_row": ("expert", "Expert", "router/expert.yaml"),
-    "factors": ("metadata", "metadata", "router/metadata_grid.yaml"),
-}
+# The required router by initialisation.
+KNOWN_ROWS = {"expert_row": "expert", "factors": "metadata"}
 
 
 def adapt(
@@ -309,11 +306,10 @@ class Adaptation:
         init, router = self.given.adapt.init, self.run.meta["settings"]["router"]
         if init not in KNOWN_ROWS:
             return {}
-        kind, name, file = KNOWN_ROWS[init]
-        if router["kind"] != kind:
+        if router["kind"] != (kind := KNOWN_ROWS[init]):
             raise ConfigError(
-                f"adapt.init '{init}' needs a run with the {name} router, but this run has "
-                f"'{router['kind']}'; use 'mean' or 'fresh', or train with {file}"
+                f"adapt.init '{init}' needs a run with router.kind '{kind}', but this run has "
+                f"'{router['kind']}'; use 'mean' or 'fresh', or train with that router"
             )
         tasks = list(dict.fromkeys(job.task for job in self.jobs))
         if init == "expert_row":

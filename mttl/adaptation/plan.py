@@ -41,7 +41,8 @@ class FewShotJob:
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.task}, sample {self.sample}, seed {self.seed}"
+        sample = f", sample {self.sample}" if self.sample else ""  # levels have none
+        return f"{self.task}{sample}, seed {self.seed}"
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
@@ -23,13 +24,10 @@ def by_task(results: Iterable[FewShotResult], split: str = "test") -> dict[str, 
     return scores
 
 
-def silent_tasks(results: Iterable[FewShotResult]) -> list[str]:
+def silent_tasks(results: Sequence[FewShotResult]) -> list[str]:
     """Return the tasks with only empty answers."""
-    speaking: dict[str, bool] = {}
-    for result in results:
-        silent = 0 < result.n_answers <= result.n_empty
-        speaking[result.task] = speaking.get(result.task, False) or not silent
-    return [task for task, speaks in speaking.items() if not speaks]
+    speaking = {result.task for result in results if not 0 < result.n_answers <= result.n_empty}
+    return list(dict.fromkeys(result.task for result in results if result.task not in speaking))
 
 
 def few_shot_table(
@@ -83,10 +81,8 @@ def _spread(scores: Sequence[float]) -> str:
 
 
 def _interval(results: Sequence[FewShotResult]) -> str:
-    samples: dict[str, set[int]] = {}
-    for result in results:
-        samples.setdefault(result.task, set()).add(result.sample)
-    if few := [task for task, own in samples.items() if len(own) < 2]:
+    samples = Counter(task for task, _ in {(result.task, result.sample) for result in results})
+    if few := sorted(task for task, n in samples.items() if n < 2):
         return (
             "No confidence interval of the mean: it needs two samples of each task (seeds of a "
             f"sample are not independent), but there are fewer of {some(few)}"

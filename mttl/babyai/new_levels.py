@@ -6,7 +6,6 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
@@ -17,7 +16,7 @@ from rich.table import Table
 from envs.interface import check_levels
 from envs.levels import LevelError
 from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, own_skills, require_trainable
-from mttl.adaptation.plan import check_folder
+from mttl.adaptation.plan import FewShotJob, check_folder
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
 from mttl.babyai.build_policy import fresh_policies, load_policies
@@ -42,16 +41,6 @@ from mttl.training.progress import TrainingProgress
 CHOICES = ("greedy", "sampled")
 FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard()}
 FOR_TEXT |= {"backbone": None, "save": False}
-
-
-class LevelJob(NamedTuple):
-    """An adaptation to a level, with a seed."""
-
-    level: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.level}, seed {self.seed}"
 
 
 class LevelResult(Record):
@@ -81,9 +70,9 @@ class LevelResult(Record):
     n_trained: int
 
     @property
-    def job(self) -> LevelJob:
+    def job(self) -> FewShotJob:
         """The level and the seed."""
-        return LevelJob(self.level, self.seed)
+        return FewShotJob(self.level, 0, self.seed)
 
 
 def level_table(results: Sequence[LevelResult], title: str) -> Table:
@@ -125,11 +114,11 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
     shared = ("trainer.precision", "trainer.gradient_clip_val")
     check_folder(folder, dump_config(config), inventory_digest(skills), shared=shared)
     status = Console(stderr=True)
-    jobs = [LevelJob(level, seed) for level in names for seed in config.adapt.seeds]
+    jobs = [FewShotJob(level, 0, seed) for level in names for seed in config.adapt.seeds]
     results = ResumableJobs(folder / "results.jsonl", LevelResult)
 
-    def work(job: LevelJob, on_step: Callable[[], object]) -> LevelResult:
-        name = re.sub(r"\W+", "-", job.level)  # "./file.py:Class" is not a file's name
+    def work(job: FewShotJob, on_step: Callable[[], object]) -> LevelResult:
+        name = re.sub(r"\W+", "-", job.task)  # "./file.py:Class" is not a file's name
         rows = MetricsFile(folder / "curves" / f"{name}-{job.seed}.csv")
         return _run_job(config, model, options.source, job, rows, status)
 
@@ -171,12 +160,12 @@ def _run_job(
     config: BabyAIConfig,
     trained: ComposedModel,
     source: str | Path,
-    job: LevelJob,
+    job: FewShotJob,
     rows: MetricsFile,
     status: Console,
 ) -> LevelResult:
     """Return the result of an adaptation to one level."""
-    level, seed = job
+    level, seed = job.task, job.seed
     pl.seed_everything(seed, verbose=False)
     rl, settings = config.rl, config.adapt
     if settings.mode == "from_scratch":
@@ -205,7 +194,7 @@ def _run_job(
 
 
 def _learn(
-    config: BabyAIConfig, model: ComposedModel, job: LevelJob, rows: MetricsFile, status: Console
+    config: BabyAIConfig, model: ComposedModel, job: FewShotJob, rows: MetricsFile, status: Console
 ) -> None:
     """Train on rollouts or demonstrations as in training, with the learning rates of adaptation."""
     settings, section = config.adapt, config.trainer
@@ -216,7 +205,7 @@ def _learn(
     run = config.run.model_copy(update={"seed": job.seed})
     optim = config.optim.model_copy(update=rates)
     own = config.model_copy(update={"run": run, "optim": optim})
-    learning = learning_of(own, model, [job.level])
+    learning = learning_of(own, model, [job.task])
     trainer = pl.Trainer(
         max_epochs=settings.n_updates,
         devices=1,

@@ -6,18 +6,7 @@ from functools import partial
 from typing import Self
 
 from mttl.io.errors import nearest
-from mttl.metrics.answer_scores import (
-    exact_match,
-    matches,
-    normalise_some,
-    rouge_f,
-    rouge_l,
-    rouge_l_or_same,
-    same_ignoring_case,
-    same_json,
-    same_text,
-    word_f1,
-)
+from mttl.metrics import answer_scores as scores
 from mttl.metrics.label_scores import macro_f1, matthews_correlation, pearson_correlation
 from mttl.metrics.spans import span_f1, tag_accuracy
 from mttl.metrics.trees import attachment_score
@@ -28,23 +17,23 @@ from mttl.plugins.parts import PARTS
 TEXT_METRIC = "token-probability"
 # The score of an answer and an accepted one …
 COMPARISONS: dict[str, Callable[[str, str], float]] = {
-    "exact": same_text,
-    "accuracy": same_text,
-    "json": same_json,
-    "regex": matches,
-    "f1": partial(word_f1, normalise=str),
-    "rouge": rouge_f,
-    "ACC": same_ignoring_case,
-    "EM": exact_match,
-    "QA-F1": word_f1,
-    "Rouge-L": rouge_l,
+    "exact": scores.same_text,
+    "accuracy": scores.same_text,
+    "json": scores.same_json,
+    "regex": scores.matches,
+    "f1": partial(scores.word_f1, normalise=str),
+    "rouge": scores.rouge_f,
+    "ACC": scores.same_ignoring_case,
+    "EM": scores.exact_match,
+    "QA-F1": scores.word_f1,
+    "Rouge-L": scores.rouge_l,
 }
 # … also of tasks that are not CrossFit's, in whose scoring answers of only articles or punctuation
 # equal every other one, or none.
 OF_OTHER_TASKS: dict[str, Callable[[str, str], float]] = {
-    "EM": partial(exact_match, normalise=normalise_some),
-    "QA-F1": partial(word_f1, normalise=normalise_some),
-    "Rouge-L": rouge_l_or_same,
+    "EM": partial(scores.exact_match, normalise=scores.normalise_some),
+    "QA-F1": partial(scores.word_f1, normalise=scores.normalise_some),
+    "Rouge-L": scores.rouge_l_or_same,
 }
 # The score of all pairs of label and answer.
 JOINT_SCORES: dict[str, Callable[..., float]] = {

@@ -16,8 +16,9 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 import mttl.babyai.new_levels as adaptation
 from envs.demonstrations import record_demonstrations, save_demonstrations
 from mttl.adaptation.modes import TRAINED_ROLES
+from mttl.adaptation.plan import FewShotJob
 from mttl.babyai.build_policy import fresh_policies, load_policies
-from mttl.babyai.new_levels import LevelJob, adapt_policies
+from mttl.babyai.new_levels import adapt_policies
 from mttl.commands import adapt
 from mttl.config.section import AdaptMode
 from mttl.io.errors import ConfigError, DivergedError, TaskError
@@ -73,7 +74,7 @@ def test_finished_jobs_are_kept_and_never_repeated(run, monkeypatch, capsys) -> 
 def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch) -> None:
     real = adaptation._learn
 
-    def learn(config: Any, model: Any, job: LevelJob, *rest: Any) -> None:
+    def learn(config: Any, model: Any, job: FewShotJob, *rest: Any) -> None:
         if job.seed == 1:
             rates = config.adapt.model_copy(update={"lr": 1e30})
             config = config.model_copy(update={"adapt": rates})
