@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from lightning_fabric.plugins import Precision
 from lightning_fabric.utilities import move_data_to_device
+from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.checkpoints.run_callbacks import ADAPTATION, check_weights, not_finite
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
 from mttl.training.monitors import routing_weights, write_arrays
-from mttl.training.optim import build_optimizer, build_schedule
+from mttl.training.optim import build_optimizer, schedule_factor
 from mttl.training.packing_check import evaluating
 from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 from mttl.training.token_balance import adjust_biases, token_loads, trained_biases
@@ -93,7 +94,7 @@ def fine_tune(
     # Gradients must be unscaled before the step, which fused kernels do within it.
     scaled = getattr(precision, "scaler", None) is not None
     optimizer = build_optimizer(module.optim, module.model, fused=not scaled)
-    scheduler = build_schedule(module.optim, optimizer, n_steps)
+    scheduler = LambdaLR(optimizer, schedule_factor(module.optim, n_steps))
     batches = chain.from_iterable(repeat(training))
     finite = torch.tensor(True, device=module.device)  # checked only when scoring
     for step in range(1, n_steps + 1):

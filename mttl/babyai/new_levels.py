@@ -178,17 +178,20 @@ def _run_job(
         _learn(config, model, job, rows, status)
     scores = {}
     for choose in CHOICES:
-        played = rl.evaluation.model_dump(exclude={"choose"})
-        episodes = play_levels(model, [level], status, choose=choose, **played)
+        how = rl.evaluation.model_dump(exclude={"choose"})
+        episodes = play_levels(model, [level], status, choose=choose, **how)
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())
     counts = [row for row in rows.rows.values() if "episodes" in row]
+    known = [row for row in counts if f"success/{level}" in row]
+    played = np.array([row["episodes"] for row in known], dtype=int)
+    rates = np.array([row[f"success/{level}"] for row in known]).reshape(-1, 1)
     return LevelResult(
         **{"level": level, "seed": seed, "mode": settings.mode},
         **scores,
         episodes=int(counts[-1]["episodes"]) if counts else 0,
         frames=int(counts[-1]["frames"]) if counts else 0,
-        solved_after=_solved_after(rows, level, rl.success_rate),
+        solved_after=episodes_to(played, rates, threshold=rl.success_rate, smoothing=ROLLOUTS),
         n_trained=n_trained,
     )
 
@@ -221,11 +224,3 @@ def _learn(
     if trainer.interrupted:
         raise KeyboardInterrupt
     check_weights(learning.module, trainer.global_step)
-
-
-def _solved_after(rows: MetricsFile, level: str, rate: float) -> int | None:
-    """Return the number of episodes until the mean over ten rollouts reached a success rate."""
-    known = [row for row in rows.rows.values() if f"success/{level}" in row]
-    episodes = np.array([row["episodes"] for row in known], dtype=int)
-    rates = np.array([row[f"success/{level}"] for row in known]).reshape(-1, 1)
-    return episodes_to(episodes, rates, threshold=rate, smoothing=ROLLOUTS)

@@ -186,6 +186,9 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
         source["delimiter"] = delimiter
     used = {key: usable[key] for key in (*inputs, output)}
     named = f"{{{output}|name}}" if answer.names else f"{{{output}}}"
+    text = f"{{{inputs[0]}}}"
+    if len(inputs) > 1:
+        text = " ".join(f"{key}: {{{key}}}" for key in inputs)
     conditions = [f"{{{key}}} is not empty" for key, one in used.items() if one.n_empty]
     if answer.names and "-1" in answer.values:
         conditions.append(f"{{{output}}} is not -1")
@@ -193,7 +196,7 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
         "kind": ("classification" if answer.is_class else "text-to-text", _about(answer)),
         "source": (source, parted),
         "k": _size(answer, n_rows, files),
-        "input": (_written(inputs), _lengths(used[key] for key in inputs)),
+        "input": (text, _lengths(used[key] for key in inputs)),
         "output": (named, _lengths([answer]) if answer.is_text and not answer.is_class else ""),
     }
     options = answer.names or sorted(answer.values if answer.is_class else ())
@@ -325,12 +328,6 @@ def _inputs(columns: Mapping[str, _Column], output: str) -> list[str]:
     prose = [key for key in able if columns[key].is_prose and key not in answers]
     known = [key for key in able if _place(key, _INPUTS) < len(_INPUTS) or key in prose]
     return known or sorted(able, key=lambda key: -columns[key].n_characters)[:1]
-
-
-def _written(inputs: Sequence[str]) -> str:
-    if len(inputs) == 1:
-        return f"{{{inputs[0]}}}"
-    return " ".join(f"{key}: {{{key}}}" for key in inputs)
 
 
 def _size(answer: _Column, n_rows: int, files: Mapping[str, Path]) -> tuple[Any, str]:

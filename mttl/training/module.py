@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from mttl.aggregation.packed_weights import packed_layers
 from mttl.checkpoints.whole_tensors import load_whole
@@ -24,7 +24,7 @@ from mttl.moe.parallel import (
     shared_parameters,
 )
 from mttl.runtime.processes import gathered
-from mttl.training.optim import ROLES, build_optimizer, build_schedule, parameter_groups
+from mttl.training.optim import ROLES, build_optimizer, parameter_groups, schedule_factor
 
 
 class ResumableModule(pl.LightningModule):
@@ -65,7 +65,7 @@ class ResumableModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _schedule(self, optimizer: Optimizer, n_steps: int) -> LRScheduler:
-        return build_schedule(self.optim, optimizer, n_steps)
+        return LambdaLR(optimizer, schedule_factor(self.optim, n_steps))
 
     def load_weights(self, checkpoint: Path) -> int:
         """Load only the trained weights of a checkpoint; return its step."""

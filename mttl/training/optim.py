@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim
 from mttl.io.errors import ConfigError
@@ -45,11 +44,6 @@ def build_optimizer(optim: Optim, model: nn.Module, *, fused: bool = True) -> Op
     kind = torch.optim.AdamW if optim.kind == "adamw" else torch.optim.Adam
     first, second = optim.betas
     return kind(groups, lr=optim.lr, fused=fused, betas=(first, second), eps=optim.eps)
-
-
-def build_schedule(optim: Optim, optimizer: Optimizer, total_steps: int) -> LambdaLR:
-    """Return the learning-rate schedule of an optimizer over ``total_steps`` steps."""
-    return LambdaLR(optimizer, schedule_factor(optim, total_steps))
 
 
 def schedule_factor(optim: Optim, total_steps: int) -> Callable[[int], float]:

@@ -150,7 +150,11 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
     ("given", "kind", "message"),
     [
         ({"max_stops": 3}, ConfigError, "Did you mean 'max_steps'"),
-        ({"init": "expert_row"}, ConfigError, "' needs a run with router.kind 'expert', but this run"),
+        (
+            {"init": "expert_row"},
+            ConfigError,
+            "' needs a run with router.kind 'expert', but this run",
+        ),
         ({"init": "factors"}, ConfigError, "' needs a run with router.kind 'metadata', but this"),
         ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),

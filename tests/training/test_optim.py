@@ -9,10 +9,10 @@ from mttl.routing import PolytroponRouter, RoutingSlot
 from mttl.skills import IA3Inventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.training.optim import (
     build_optimizer,
-    build_schedule,
     learning_rate_factor,
     parameter_groups,
     parameter_roles,
+    schedule_factor,
 )
 
 LR = {"skills": 1e-3, "router": 1e-1, "backbone": 1e-4}
@@ -70,7 +70,7 @@ def test_schedules_equal_those_of_transformers(kind, reference):
     assert [factor(step) for step in range(41)] == pytest.approx([expected(s) for s in range(41)])
     # The warm-up is the fraction that was written.
     constant = AdamW(kind="adamw", schedule="constant", warmup=0.29)
-    assert build_schedule(constant, optimizer, 100).lr_lambdas[0](28) == 28 / 29
+    assert schedule_factor(constant, 100)(28) == 28 / 29
 
 
 def test_second_factors_move_as_under_pefts_lora_plus():
