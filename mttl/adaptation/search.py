@@ -306,9 +306,9 @@ def search_run(config: Config | BabyAIConfig, options: Namespace, command: Seque
             )
         title = f"Search, mode {config.adapt.mode} (%)"
         if isinstance(config, BabyAIConfig):
-            for name, value in {"samples": options.samples, "workers": shares or None}.items():
-                if value is not None:
-                    raise ConfigError(f"--{name} is only for text-to-text tasks; remove it")
+            if shares or options.samples is not None:
+                name = "workers" if shares else "samples"
+                raise ConfigError(f"--{name} is only for text-to-text tasks; remove it")
             names = config.adapt.levels if options.tasks == "dev" else options.tasks.split(",")
             with raised_as(ConfigError, "adapt.levels or --tasks", LevelError):
                 names = check_levels(names)

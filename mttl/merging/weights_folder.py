@@ -38,9 +38,9 @@ class LoadedNames:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._model = None if folder is None else empty_model(folder)
-        self._known = {} if self._model is None else self._model.state_dict()
+        bare = self._model or torch.nn.Module()
+        self._known, self.buffers = bare.state_dict(), dict(bare.named_buffers())
         self._parts: set[str] = set()
-        self.buffers = {} if self._model is None else dict(self._model.named_buffers())
 
     def rename(self, stored: Collection[str]) -> dict[str, str]:
         """Return names in the model by names in files, without those that transformers ignores."""
@@ -65,10 +65,8 @@ class LoadedNames:
 
     def tied(self) -> dict[str, str]:
         """Return the first name of every tensor by all its names in the model."""
-        if self._model is None:
-            return {}
-        first: dict[int, str] = {}
-        named = (self._model.named_parameters, self._model.named_buffers)
+        first, bare = dict[int, str](), self._model or torch.nn.Module()
+        named = (bare.named_parameters, bare.named_buffers)
         tensors = chain.from_iterable(one(remove_duplicate=False) for one in named)
         return {name: first.setdefault(id(value), name) for name, value in tensors}
 

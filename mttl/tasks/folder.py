@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from mttl.io.errors import TaskError, nearest
 from mttl.io.reading import read_text, table_rows
@@ -26,7 +26,7 @@ from mttl.tasks.task_file import crossfit
 SPLITS = ("train", "dev", "test")
 
 # Parsed from the end, because task names may contain underscores and digits.
-_FILE_NAME = re.compile(r"(?P<task>.+)_(?P<k>\d+|all)_(?P<sample>\d+)_(?P<split>train|dev|test)")
+_FILE_NAME = re.compile(r"(?P<task>.+)_(\d+|all)_(?P<sample>\d+)_(?P<split>train|dev|test)")
 
 _HOW_TO_BUILD = (
     "Build CrossFit's tasks with `mttl build`, the lexical tasks with `python "
@@ -39,11 +39,6 @@ def options_cell(options: Sequence[str]) -> str:
     """Return options as a cell of TASKS.csv."""
     plain = not any("|" in option for option in options)
     return "|".join(options) if plain else json.dumps(list(options), ensure_ascii=False)
-
-
-class _File(NamedTuple):
-    k: str
-    path: Path
 
 
 class Gym:
@@ -85,7 +80,7 @@ class Gym:
         files = self._files_of(task)
         sample = self._stored(task, sample)
         if (sample, split) in files:
-            return files[sample, split].path
+            return files[sample, split]
         present: Iterable[object] = (s for s in SPLITS if (sample, s) in files)
         what = f"{split} file for sample {sample}"
         if sample not in (samples := self.samples(task)):
@@ -102,7 +97,7 @@ class Gym:
     def digest(self, task: str, sample: int) -> str:
         """Return a hash of a sample's rows and metric; equal hashes mean comparable scores."""
         sample = self._stored(task, sample)
-        files = [file.path for (of, _), file in self._files_of(task).items() if of == sample]
+        files = [path for (of, _), path in self._files_of(task).items() if of == sample]
         parts = [self.metric(task), *(RowFile.scan(path).digest for path in files)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
@@ -214,7 +209,8 @@ class Gym:
     def _stored(self, task: str, sample: int) -> int:
         """Return the number of a sample's files: all rows (`k: all`) are the same sample."""
         files = self._files_of(task)
-        if any(of == sample for of, _ in files) or {file.k for file in files.values()} != {"all"}:
+        k = {path.stem.rsplit("_", 3)[1] for path in files.values()}
+        if any(of == sample for of, _ in files) or k != {"all"}:
             return sample
         return min(of for of, _ in files)
 
@@ -227,11 +223,11 @@ class Gym:
         return self._table.get(task, {}).get(column, "")
 
     @cached_property
-    def _files(self) -> dict[str, dict[tuple[int, str], _File]]:
+    def _files(self) -> dict[str, dict[tuple[int, str], Path]]:
         """Files by task, then by (sample, split)."""
         tasks = {}
         for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
-            files: dict[tuple[int, str], _File] = {}
+            files: dict[tuple[int, str], Path] = {}
             for path in sorted(folder.iterdir()):
                 match = _FILE_NAME.fullmatch(path.stem) if path.suffix in ENDINGS else None
                 if match is None or match["task"] != folder.name:
@@ -240,14 +236,14 @@ class Gym:
                 if key in files:
                     raise TaskError(
                         f"task '{folder.name}' has two {key[1]} files for sample {key[0]}: "
-                        f"'{files[key].path}' and '{path}'; keep one."
+                        f"'{files[key]}' and '{path}'; keep one."
                     )
-                files[key] = _File(match["k"], path)
+                files[key] = path
             if files:
                 tasks[folder.name] = files
         return tasks
 
-    def _files_of(self, task: str, place: str = "") -> dict[tuple[int, str], _File]:
+    def _files_of(self, task: str, place: str = "") -> dict[tuple[int, str], Path]:
         if task not in self._files:
             raise TaskError(
                 f"{place}the folder '{self.directory}' has no task "

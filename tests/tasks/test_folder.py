@@ -48,8 +48,6 @@ def add(gym, name, text="a\tb\n"):
          lambda gym: gym.metric("one"), "TASKS.csv, line 3: the task 'one' occurs twice"),
         (lambda gym: gym.table.write_text("task,metric,description\none,EM,Say, please\n"),
          lambda gym: gym.metric("one"), "line 2: 4 cells; the header has 3"),
-        (lambda gym: gym.table.write_text("task,metric\none,critic model=gone label=a\n"),
-         lambda gym: gym.metric("one"), "of 'one' .* must name a folder .* not 'gone'"),
     ],
 )  # fmt: skip
 def test_mistakes(make_gym, damage, use, message):
