@@ -23,8 +23,7 @@ class Shard:
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.n_shards:
             raise TaskError(
-                f"shard {self.number}/{self.n_shards}: the first number must be from 1 to "
-                "the second"
+                f"shard {self.number}/{self.n_shards}: the first number must be from 1 to the other"
             )
 
     def share(self, jobs: Sequence[Job]) -> list[Job]:

@@ -48,9 +48,8 @@ def run_steps(
 
 def save_state(path: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write a state atomically."""
-    content = {"settings": settings, "state": state}
     with atomic_path(path) as temporary:
-        torch.save(content, temporary)
+        torch.save({"settings": settings, "state": state}, temporary)
 
 
 def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
@@ -65,9 +64,7 @@ def load_state(path: Path, settings: dict[str, Any], *, resume: bool) -> dict[st
             f"'{path}' is the state of a stopped run: continue it with --resume, or delete it"
         )
     content = load_torch(path, "Delete it to start again")
-    earlier, state = content["settings"], content["state"]
-    differing = [key for key in settings if earlier.get(key) != settings[key]]
-    if differing:
-        lines = [f"\n{key}: {earlier.get(key)!r}, now {settings[key]!r}" for key in differing]
+    both = [(key, content["settings"].get(key), value) for key, value in settings.items()]
+    if lines := [f"\n{key}: {old!r}, now {new!r}" for key, old, new in both if old != new]:
         raise ConfigError(f"'{path}' belongs to a run with other settings:{''.join(lines)}")
-    return state
+    return content["state"]

@@ -33,16 +33,12 @@ class HeadForm(Record):
 
     def check(self, row: Row) -> None:
         """Raise a `TaskError` if a row's answer does not fit its input or the form."""
-        words, answer = row.input.split(), row.outputs[0]
-        try:
-            names = self.names(answer)
-            problem = ""
-        except ValueError as error:
-            names, problem = [], str(error)
+        words, answer, problem = row.input.split(), row.outputs[0], ""
+        names = self.names(answer)
         unknown = [name for name in names if self.labels and name not in self.labels]
         if unknown:
             problem = f"'{unknown[0]}' is not among {', '.join(self.labels)}"
-        elif not problem and self.kind != "label" and len(names) != len(words):
+        elif self.kind != "label" and len(names) != len(words):
             problem = f"it has {len(words)} words, and the answer is for {len(names)}"
         if problem:
             raise TaskError(f"the row {shown(row.input)} with answer {shown(answer)}: {problem}")

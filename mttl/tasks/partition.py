@@ -28,12 +28,11 @@ class Partition(Record):
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
-        first_place: dict[str, str] = {}
+        places: dict[str, str] = {}
         for side in SIDES:
             for i, name in enumerate(getattr(self, side)):
-                if name in first_place:
-                    raise ValueError(f"names '{name}' twice: {first_place[name]} and {side}[{i}]")
-                first_place[name] = f"{side}[{i}]"
+                if (first := places.setdefault(name, f"{side}[{i}]")) != f"{side}[{i}]":
+                    raise ValueError(f"names '{name}' twice: {first} and {side}[{i}]")
         return self
 
 

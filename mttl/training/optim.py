@@ -73,9 +73,8 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
             continue
         above = name.split(".")[:-1]
         paths = [".".join(above[:depth]) for depth in range(len(above), -1, -1)]
-        role = next((module_roles[path] for path in paths if path in module_roles), None)
-        if role is None and "backbone" in above:
-            role = "backbone"
+        usual = "backbone" if "backbone" in above else None
+        role = next((module_roles[path] for path in paths if path in module_roles), usual)
         if role in ROLES:
             roles[name] = role
         else:

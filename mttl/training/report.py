@@ -118,12 +118,11 @@ def baseline_results(
             COPY: [row.input for row in rows],
             MAJORITY: [Counter(trained).most_common(1)[0][0]] * len(rows),
         }
+        where = task, split, str(sample), seed, metric_name
+        whole = [row.outputs for row in rows], [row.source for row in rows]
         for name, predictions in answers.items():
-            whole = [row.outputs for row in rows], [row.source for row in rows]
             value = score_answers(metric_name, predictions, *whole)
-            results[name].append(
-                Result(task, split, str(sample), seed, metric_name, value, len(rows))
-            )
+            results[name].append(Result(*where, value, len(rows)))
     return {name: [*of_tasks, mean_result(of_tasks)] for name, of_tasks in results.items()}
 
 
