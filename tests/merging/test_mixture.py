@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(frozen: Path, base: Path, tmp_path: Path) 
         (base, frozen, "revers", "has no task 'revers'. Did you mean 'reverse'"),
         (other, frozen, TASK, "was trained on the backbone"),
         (tmp_path / "bare", frozen, TASK, "is not a language model"),
-        (tmp_path / "wrong", frozen, TASK, "lacks weights of its model: "),
+        (tmp_path / "wrong", frozen, TASK, "does not fit the model"),
         (base, tmp_path, TASK, "has no trained skills"),
         (
             base,
