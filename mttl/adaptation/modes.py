@@ -175,7 +175,8 @@ def require_trainable(mode: AdaptMode, *routers: nn.Module) -> None:
     if mode == "router_only" and not any(True for part in routers for _ in part.parameters()):
         raise ConfigError(
             f"mode 'router_only' needs a router with parameters, which a "
-            f"{type(routers[-1]).__name__} does not have. Use 'skills_only', or a learned router"
+            f"{type(routers[-1]).__name__} does not have. Use 'skills_only', or a run with a "
+            "learned router"
         )
 
 

@@ -34,9 +34,7 @@ def matthews_correlation(rows: Pairs, options: Sequence[str] = ()) -> float:
 
     names = dict.fromkeys([*options, *sorted(label for label, _ in rows)])
     if len(names) < 3:
-        one = next(iter(names))
-        if not options and "acceptable" in names:
-            one = "acceptable"
+        one = "acceptable" if not options and "acceptable" in names else next(iter(names))
         rows = [(str(label == one), str(answer == one)) for label, answer in rows]
     with warnings.catch_warnings(action="ignore"):  # of a single class
         return float(matthews_corrcoef(*zip(*rows, strict=True)))
