@@ -379,10 +379,9 @@ class Predictor:
             raise TypeError(f"choices ('{choices}') must be a list of answers, such as ['a', 'b']")
         shared = all(isinstance(choice, str) for choice in choices)
         of_each = _of_each("lists of choices", choices, texts, shared=shared)
-        known: dict[tuple[str, ...], dict[str, list[int]]] = {}
-        for place, own in enumerate(of_each, 1):
-            if tuple(own) not in known:
-                known[tuple(own)] = run.choice_ids(own, f"text {place}")
+        first = {tuple(own): place for place, own in reversed([*enumerate(of_each, 1)])}
+        pairs = reversed(first.items())
+        known = {own: run.choice_ids(own, f"text {place}") for own, place in pairs}
         ids = [known[tuple(own)] for own in of_each]
         if not ids:
             return []

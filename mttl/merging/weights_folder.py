@@ -159,11 +159,12 @@ class Weights(Mapping[str, Tensor]):
         return len(self.places)
 
     def _paths(self) -> list[Path]:
-        if self.path.is_file():
-            return [self.path]
-        if (self.path / SINGLE).is_file():
-            return [self.path / SINGLE]
-        if self.path.is_dir() and not (self.path / INDEX).is_file():
+        for file in (self.path, self.path / SINGLE):
+            if file.is_file():
+                return [file]
+        if not self.path.is_dir():
+            raise CheckpointError(f"'{self.path}' does not exist")
+        if not (self.path / INDEX).is_file():
             advice = "; use the folder of a model in the format of transformers"
             if pickled := sorted(self.path.glob("*.bin")):
                 advice = f", but {pickled[0].name}: load the model and save it with safetensors"

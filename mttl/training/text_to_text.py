@@ -1,6 +1,6 @@
 """Lightning module for text-to-text tasks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -106,16 +106,19 @@ class TextToTextModule(ResumableModule):
             shard_model(self.model, self.device_mesh["data_parallel"], device)
 
     def nll(
-        self, batch: Mapping[str, Any]
+        self, batch: Mapping[str, Any], label_smoothing: float = 0.0
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Return the loss of every position, the labels, and the routing of the pass."""
-        return self._losses(batch, answer_losses)[:3]
+        if self.model.heads is not None:
+            return headed_losses(self.model, batch)
+        logits, labels, places, routing = _answered(self.model, batch)
+        return answer_losses(logits, labels, places, label_smoothing), labels, routing
 
     def training_losses(
         self, batch: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Return the same as `nll`, with the training loss."""
-        losses, labels, routing, logits, places = self._losses(batch, self._trained)
+        losses, labels, routing, logits, places = self._trained(batch)
         fared = example_means(losses.detach(), labels)
         trained = batch["references"] if places is None else len(places)
         n = len(batch["task_ids"]) if trained else 0  # padding rows are not trained on
@@ -140,14 +143,12 @@ class TextToTextModule(ResumableModule):
             routing.add_losses(self.option_training.losses(self.model, batch))
         return losses, labels, routing
 
-    def _losses(
-        self, batch: Mapping[str, Any], of_tokens: Callable[..., Tensor]
-    ) -> tuple[Any, Any, Routing, Any, Any]:
-        """Return losses, labels and routing, and without heads logits and their places."""
+    def _trained(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Routing, Any, Any]:
+        """Return training losses, labels and routing, and without heads logits and their places."""
         if self.model.heads is not None:
             return (*headed_losses(self.model, batch), None, None)
         logits, labels, places, routing = _answered(self.model, batch)
-        return of_tokens(logits, labels, places), labels, routing, logits, places
+        return self._losses(logits, labels, places), labels, routing, logits, places
 
     def whole_loss(self, batch: Mapping[str, Any]) -> tuple[Float[Tensor, ""], Routing]:
         """Return the loss of a batch with the prior and auxiliary losses, and the routing."""
@@ -155,7 +156,7 @@ class TextToTextModule(ResumableModule):
         prior = self.model.router.prior_loss().to(losses.device)
         return global_mean(losses, labels) + prior + sum(routing.losses.values()), routing
 
-    def _trained(
+    def _losses(
         self,
         logits: Float[Tensor, "N V"],
         labels: Int[Tensor, "B L"],
@@ -222,7 +223,7 @@ class TextToTextModule(ResumableModule):
         """Return whether the loss of a batch is finite, without changing random states."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices), precision.forward_context():
-            return bool(self._losses(batch, self._trained)[0].isfinite().all())
+            return bool(self._trained(batch)[0].isfinite().all())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise a `DivergedError` if the last batch's loss is not finite in some process."""
