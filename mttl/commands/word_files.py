@@ -22,7 +22,7 @@ def read_words(options: Namespace, format: str) -> list[dict[str, Any]]:
     if format == "conll" and not options.columns:
         options.columns = guess_columns(options.questions)
     rows = []
-    for found in read_sentences(options.questions, format, options.columns):
+    for found in read_sentences(options.questions, format, options.columns, strict=False):
         given = {name: text for name, text in found.items() if {*text.split()} != {"_"}}
         rows.append({"input": found["words"], **given, "words": found["words"]})
     return rows

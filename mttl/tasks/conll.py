@@ -24,13 +24,13 @@ _COLUMNS = {_WORD: "words", _TAG: "tags", _HEAD: "heads", _RELATION: "relations"
 
 
 def read_sentences(
-    path: str | Path, format: str, columns: Sequence[str] = ()
+    path: str | Path, format: str, columns: Sequence[str] = (), *, strict: bool = True
 ) -> Iterator[dict[str, str]]:
     """Yield the sentences of `read_words` as texts: lists joined by blanks, and ``tree`` for heads.
 
     Blanks inside a word become ``_``.
     """
-    for record in read_words(path, format, columns):
+    for record in read_words(path, format, columns, strict=strict):
         if heads := record.pop("heads", None):
             record["tree"] = tree_text(heads, record.pop("relations")).split()
         yield {
@@ -40,7 +40,7 @@ def read_sentences(
 
 
 def read_words(
-    path: str | Path, format: str, columns: Sequence[str] = ()
+    path: str | Path, format: str, columns: Sequence[str] = (), *, strict: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Yield the sentences of a file, a mapping of lists.
 
@@ -58,6 +58,8 @@ def read_words(
         path: UTF-8 file.
         format: Format of the file.
         columns: Names of all columns of CoNLL, by default ``words`` and ``tags``; ``_`` skips one.
+        strict: Whether ``I-`` without ``B-`` in a file of IOB2 or IOBES is an error. Predictions
+            of a head, which are tags of single words, may have it.
 
     Raises:
         TaskError: If the file is missing or damaged, a line is malformed, or heads are not a tree
@@ -72,13 +74,20 @@ def read_words(
     else:
         columns = columns or ("words", "tags")
         sentences = _columns(path, columns)
+    starts: dict[bool, tuple[int, str]] = {}
     for sentence in sentences:
         rows = zip(*(cells for _, cells in sentence), strict=True)
         record: dict[str, Any] = {
             name: list(row) for name, row in zip(columns, rows, strict=True) if name != "_"
         }
         if format == "conll" and "tags" in record:
-            record["tags"] = _begun(record["tags"])
+            record["tags"] = _begun(record["tags"], sentence, starts)
+            if strict and len(starts) == 2:
+                (wrong, one), (right, other) = starts[False], starts[True]
+                problem = (
+                    f"a span starts with {shown(one)}, but in line {right} with {shown(other)}"
+                )
+                raise TaskError(f"{path}, line {wrong}: {problem}; start all spans with B-")
         elif format == "wikiann":
             record["words"] = [_without_language(*line, path) for line in sentence]
         elif format == "conllu" and {*record["heads"]} == {"_"}:
@@ -171,12 +180,20 @@ def _require_cells(cells: Sequence[str], n: int, place: str) -> None:
         raise TaskError(f"{place}: {problem}; correct it, or name all columns")
 
 
-def _begun(tags: list[str]) -> list[str]:
-    """Return tags whose spans start with ``B-``, as of IOB2."""
+def _begun(tags: list[str], sentence: _Sentence, starts: dict[bool, tuple[int, str]]) -> list[str]:
+    """Return tags whose spans start with ``B-``.
+
+    IOB1 has ``B-`` only after a span, so a file with it elsewhere must start all spans so;
+    ``starts`` has the first line with such a ``B-`` (true), and the first with another start.
+    """
     found = ["O"]
-    for tag in tags:
-        inside = found[-1][:2] in ("B-", "I-") and found[-1][2:] == tag[2:]
-        found.append(f"B-{tag[2:]}" if tag[:2] == "I-" and not inside else tag)
+    for (number, _), tag in zip(sentence, tags, strict=True):
+        before, prefix = found[-1], tag[:2]
+        inside = before[:2] in ("B-", "I-") and before[2:] == tag[2:]
+        begun = prefix == "B-" and before == "O"
+        if begun or (prefix in ("I-", "E-") and not inside):
+            starts.setdefault(begun, (number, tag))
+        found.append(f"B-{tag[2:]}" if prefix == "I-" and not inside else tag)
     return found[1:]
 
 
