@@ -13,7 +13,7 @@ from helpers.command import train
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
 from helpers.raw import write_jsonl
 from helpers.serving import serving
-from mttl.commands import predict
+from mttl.commands import merge_task, predict
 from mttl.config.data_schema import Data
 from mttl.data.data_module import TextToTextDataModule
 from mttl.data.prompt_form import PromptForm
@@ -102,6 +102,10 @@ def test_codes_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:
     assert predict.main(["--from", source, "--in", str(table), "--out", str(out)]) == 0
     found = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
     assert found == [*usual, *other]
+    exported = ["--from", source, "--task", "guide", "--out", str(tmp_path / "exported")]
+    assert merge_task.main(exported) == 0
+    card = (tmp_path / "exported" / "README.md").read_text("utf-8")
+    assert "Prompts of `guide` have the codes `[knowledge_f1 3]`:" in card
     lines = ["input\tcontrol", f"x\t{json.dumps(low)}"]
     (tmp_path / "in.tsv").write_text("\n".join([*lines, "x\t[3]"]) + "\n")
     with pytest.raises(TaskError, match=r"in.tsv, row 2: control \(.*\) may have knowledge_f1 "):

@@ -25,6 +25,7 @@ from mttl.io.reading import read_table
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import search_file
 from mttl.runtime.version import VERSION
+from mttl.tasks.control import code_text
 
 _Generating = Literal["model", "lora", "loras", "poly", "bottleneck", "bottlenecks", "skills"]
 Kind = Literal[_Generating, "TOKEN_CLS", "SEQ_CLS"]
@@ -66,6 +67,7 @@ class Card:
     template: QuestionTemplate | None = None
     scores: Sequence[dict[str, str]] = ()  # rows of ``results.csv``
     inputs: Mapping[str, str] = field(default_factory=dict)  # templates of inputs by task
+    codes: Mapping[str, str] = field(default_factory=dict)  # highest codes of controlled tasks
     vllm_rank: int = 0  # of ``--max-lora-rank``; 0 if the adapters are not for vLLM
     raw: bool = False  # whether tasks are raw text, so that the card shows no example
 
@@ -209,7 +211,12 @@ class Card:
         """Return a description of the prompts, and of inputs made of records."""
         made = "\n".join(f"- `{task}`: `{text}`" for task, text in self.inputs.items())
         inputs = f"\n\nInputs are made of records by these templates:\n\n{made}" if made else ""
-        return self._prompts() + inputs
+        codes = [
+            f"\n\nPrompts of `{task}` have the codes `{code.strip()}`: the best answers by these "
+            "metrics. The model also knows lower numbers, down to 1."
+            for task, code in self.codes.items()
+        ]
+        return "".join([self._prompts(), inputs, *codes])
 
     def _prompts(self) -> str:
         if self.template is None:
@@ -381,4 +388,6 @@ class PromptExport:
         search_file(self.generation, self.search, pad_id).save_pretrained(folder)
         of_tasks = [(task, form.task_templates.get(task)) for task, form in self.forms.items()]
         described["inputs"] = {task: one.input for task, one in of_tasks if one}
+        edges = {task: form.edges(task) for task, form in self.forms.items()}
+        described["codes"] = {task: code_text(own) for task, own in edges.items() if own}
         Card(decoder_only=self.decoder_only, template=template, **described).write(folder)

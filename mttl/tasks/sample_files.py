@@ -22,6 +22,7 @@ from mttl.tasks.convert import convert
 from mttl.tasks.dialogue_files import DIALOGUES
 from mttl.tasks.folder import SPLITS, options_cell
 from mttl.tasks.head_form import HeadKind
+from mttl.tasks.nli_files import read_nli
 from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.rows import TSV, line_of, read_records
 from mttl.tasks.sampling import SAMPLES, Indices, cut, few_shot
@@ -50,6 +51,8 @@ def file_records(source: Source, split: str) -> Iterator[Record]:
     """Return the records of a split that is a file."""
     if source.format in DIALOGUES:
         return DIALOGUES[source.format](split)
+    if source.format == "xnli":
+        return read_nli(split)
     if source.format:
         return read_sentences(split, source.format, source.columns)
     return read_records(split, source.columns, source.delimiter)

@@ -102,8 +102,8 @@ class Source:
     mirrors: tuple[str, ...] = ()
     unavailable: Text | None = None
     dev: Text | None = None
-    # Format of a file with one word per line, or of published dialogues.
-    format: Literal["conll", "conllu", "wikiann", DialogueFormat] | None = None
+    # Format of a file with one word per line, or of published pairs or dialogues.
+    format: Literal["conll", "conllu", "wikiann", "xnli", DialogueFormat] | None = None
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
     @property

@@ -24,9 +24,9 @@ from mttl.tasks.template import compile_condition, compile_template
 
 # Metric and output template of kinds with heads.
 _HEADED = {
-    "tokens": ("tag-accuracy", "{tags}"),
-    "label": ("accuracy", "{label}"),
-    "tree": ("LAS", "{tree}"),
+    "tokens": ("tag-accuracy", "{words}", "{tags}"),
+    "label": ("accuracy", "{premise} [SEP] {hypothesis}", "{label}"),
+    "tree": ("LAS", "{words}", "{tree}"),
 }
 _SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", "dialogue", *_HEADED), 32)
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -89,9 +89,9 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
     metric = "accuracy" if keys.get("options") else "exact"
     defaults = {"category": "other/other", "description": "", "metric": metric}
     if (kind := str(keys.get("kind"))) in _HEADED:
-        defaults["metric"], output = _HEADED[kind]
+        defaults["metric"], given, output = _HEADED[kind]
         if isinstance(source := keys.get("source"), dict) and source.get("format"):
-            defaults |= {"input": "{words}", "output": output}
+            defaults |= {"input": given, "output": output}
     elif kind == "text":
         shown_text = keys.get("input", "{text}")
         defaults |= {"metric": TEXT_METRIC, "input": shown_text, "output": shown_text, "k": ALL}

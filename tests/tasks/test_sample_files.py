@@ -62,15 +62,14 @@ k: 3
 options: [entailment, neutral, contradiction]
 tasks:
   xnli:
-    source: {train: xnli.dev.tsv, test: xnli.test.tsv}
+    source: {train: xnli.dev.tsv, test: xnli.test.tsv, format: xnli}
     rows: "{language} is en"
-    input: "{sentence1} [SEP] {sentence2}"
-    output: "{gold_label}"
   americas:
-    source: {train: dev.tsv, test: test.tsv}
+    source: {train: dev.tsv, test: test.tsv, format: xnli}
     rows: "{language} is quy"
-    input: "{premise} [SEP] {hypothesis}"
-    output: "{label}"
+  translated:
+    source: {train: multinli.train.en.tsv, test: xnli.test.tsv, format: xnli}
+    rows: "{language} is en"
 """
 
 
@@ -88,6 +87,10 @@ def test_rows_of_one_language_of_xnli_and_americasnli(tmp_path):
                     row |= {"premise": first, "hypothesis": second, "label": labels[n % 3]}
                     lines.append("\t".join(row[column] for column in columns))
             (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    pairs = "".join(
+        f'"He said {n}\tin en".\t{(*labels[:2], "contradictory")[n % 3]}\n' for n in range(6)
+    )
+    (tmp_path / "multinli.train.en.tsv").write_text(f"premise\thypo\tlabel\n{pairs}")
     (tmp_path / "tasks.yaml").write_text(NLI_TASKS)
     tasks = load_tasks(tmp_path / "tasks.yaml")
     for name, task in tasks.items():
@@ -95,7 +98,7 @@ def test_rows_of_one_language_of_xnli_and_americasnli(tmp_path):
         write_samples(task, tmp_path / "gym" / name, [100])
     update_task_table(tmp_path / "gym", tasks.values())
     gym = Gym(tmp_path / "gym")
-    for name, language in (("xnli", "en"), ("americas", "quy")):
+    for name, language in (("xnli", "en"), ("americas", "quy"), ("translated", "en")):
         form = gym.head(name)
         assert form is not None
         assert (form.kind, form.labels) == ("label", [*labels])

@@ -2,13 +2,17 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from helpers.command import ROOT, load_recipe
+from helpers.printed import commands, text
+from mttl.__main__ import main
 from mttl.commands import build
 from mttl.metrics.crossfit import build_metric, score_answers
+from mttl.runtime.command import run_command
 from mttl.tasks.folder import Gym
 
 pytest.importorskip("babel", reason="pip install -e '.[gym]'")
@@ -113,3 +117,27 @@ def test_the_tasks_can_be_built(tmp_path: Path) -> None:
     assert build.main(given) == 0
     names = {"talk", "expert", "anti_expert", "control", "channel", "lm"}
     assert {*Gym(out / "built").tasks()} == names
+
+
+@pytest.mark.slow
+def test_the_page_runs_from_data_to_the_curve(tmp_path: Path, monkeypatch) -> None:
+    """All commands of the page, with small data and two steps per training."""
+    monkeypatch.chdir(tmp_path)
+    page = text("docs/howto/faithful_answers.md")
+    (sweep,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    few = re.sub(r"weights: \[.*?\]", "weights: [0.1]", sweep)
+    Path("sweep.yaml").write_text(few + "generation: {max_new_tokens: 8}\n", encoding="utf-8")
+    for command in commands(page):
+        name = Path(command.script).stem
+        words = [re.sub(r"max_steps=\d+", "max_steps=2", word) for word in command.words]
+        if name == "build_dialogue":
+            SCRIPT.main([*words, "--rows", "40", "--test-rows", "6"])
+            continue
+        small = ["trainer.val_check_interval=2", "data.max_eval_rows=2"]
+        words += small if name == "train" else ["--max-tokens", "8"] * (name == "predict")
+        full = [name.replace("_", "-"), *words]
+        assert run_command(lambda full=full: main(full)) == 0, full
+    header, *rows = Path("runs/sweep/scores.csv").read_text().splitlines()
+    assert "Faithful" in header
+    assert len(rows) == 4  # the base and three methods
+    assert len([*Path("runs/sweep").glob("*.svg")]) == 7
