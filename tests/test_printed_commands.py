@@ -34,9 +34,7 @@ LINES = [
 ]
 PLACEHOLDERS = {"NAME": "private", "SECTION": "skills"}  # what a reader fills in
 # Files that a reader writes or a run leaves, so that they are not in the repository.
-OWN_FILES = re.compile(
-    r"(runs/\S+|RUN\S*|mine|(\w+/)?tasks|my_\w+|recipe|sweep|YOUR)\.yaml"
-)
+OWN_FILES = re.compile(r"(runs/\S+|RUN\S*|mine|(\w+/)?tasks|my_\w+|recipe|sweep|YOUR)\.yaml")
 
 
 class Parsed(Exception):

@@ -1,17 +1,18 @@
 """Settings of a BabyAI policy; sections shared with text-to-text tasks are in `schema`."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, Union
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from mttl.config.capabilities import missing_features
 from mttl.config.optim_schema import Optim
-from mttl.config.plugin_section import plugin_name
+from mttl.config.plugin_section import PartSection, part_models, plugin_name
 from mttl.config.schema import Run, Search, Trainer
 from mttl.config.section import AdaptMode, Section, Seeds, once
 from mttl.config.skills_schema import COUNTS, Router
-from mttl.plugins.classes import LEVELS
+from mttl.plugins.classes import LEVELS, SKILLS
 from mttl.plugins.part_settings import Fraction, NonNegative, Seed
 
 
@@ -173,7 +174,14 @@ class PolicyLoRA(_AnyPolicySkills):
     """Rank of each skill."""
 
 
-PolicySkills = Annotated[PolicyDense | PolicySparse | PolicyLoRA, Field(discriminator="kind")]
+if TYPE_CHECKING:
+    PolicySkills: TypeAlias = PolicyDense | PolicySparse | PolicyLoRA | PartSection
+else:
+    _parts = part_models(replace(SKILLS, name="policy_skills"), _AnyPolicySkills)
+    PolicySkills = Annotated[
+        Union[PolicyDense, PolicySparse, PolicyLoRA, *_parts],
+        Field(discriminator="kind"),
+    ]
 
 
 class PolicyAdapt(Section):

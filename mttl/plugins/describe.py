@@ -131,6 +131,7 @@ def collect() -> str:
     """Return the text of the signature file: descriptions of all built-in parts."""
     given = {family.name: family.given for family in FAMILIES}
     given["experts"] = given["skills"]
+    given["policy_skills"] = (*given["skills"], "kernel")
     data = {
         family: {
             kind: to_data(describe(resolve_name(place), given[family]))

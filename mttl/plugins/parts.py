@@ -79,6 +79,9 @@ PARTS: dict[str, dict[str, str]] = {
         "intrinsic": "mttl.skills.weights.intrinsic:IntrinsicInventory",
         "diff_pruning": "mttl.skills.weights.diff_pruning:DiffPruningInventory",
     },
+    "policy_skills": {
+        "residual": "mttl.skills.composed.residual:ResidualInventory",
+    },
     "experts": {
         "lora": "mttl.skills.weights.lora:LoRAExperts",
         "ia3": "mttl.skills.weights.ia3:IA3Inventory",

@@ -6,7 +6,9 @@ from mttl.plugins.parts import PARTS
 from mttl.skills.inventory import USES, Inventory
 
 KINDS: dict[str, type[Inventory]] = {
-    kind: resolve_name(place) for kind, place in PARTS["skills"].items()
+    kind: resolve_name(place)
+    for family in ("skills", "policy_skills")
+    for kind, place in PARTS[family].items()
 }
 
 
