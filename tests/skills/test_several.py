@@ -14,7 +14,7 @@ from mttl.assembly.model import build_model
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.merging.fold import average_mixing, fold, strip, unfold
-from mttl.routing import PolytroponRouter, RoutingSlot
+from mttl.routing import PolytroponRouter, RoutingSlot, SharedRouter
 from mttl.skills import (
     AdapterInventory,
     HeadMaskInventory,
@@ -87,6 +87,28 @@ def _plain(model: SkilledModel) -> dict[tuple[str, type], Any]:
     # The first layer of an inline block is inside its block.
     names = {path: path.replace(".base", "").replace("fc1.fc", "fc") for path, _ in layers}
     return {(names[path], type(layer)): layer for path, layer in layers}
+
+
+def test_ranks_and_alphas_by_layer_are_pefts() -> None:
+    """`rank_pattern` and `alpha_pattern` are a list of kinds with targets of their own."""
+    peft = pytest.importorskip("peft")
+    sizes = {"q": (2, 3.0), "wo": (3, 5.0)}
+    parts = [
+        Placement(lambda i, o, r=r, a=a: LoRAInventory(i, o, 1, rank=r, alpha=a), [name])
+        for name, (r, a) in sizes.items()
+    ]
+    slot, backbone = RoutingSlot(), tiny_t5().requires_grad_(False)
+    attach_levels(backbone, [Level(parts, slot, "model")])
+    model = SkilledModel(backbone, SharedRouter(1, 3), slot).eval()
+    patterns = {"rank_pattern": {"wo": 3}, "alpha_pattern": {"wo": 5.0}}
+    config = peft.LoraConfig(r=2, lora_alpha=3.0, target_modules=["q", "wo"], **patterns)
+    theirs = peft.get_peft_model(tiny_t5(), config).eval()
+    for path, layer in model.skilled_layers().items():
+        fill(own := layer.inventory)
+        other = theirs.base_model.model.get_submodule(path)
+        other.lora_A["default"].weight.data = own.down[0].t().detach()
+        other.lora_B["default"].weight.data = own.up[0].detach()
+    assert relative_error(run(model).logits, theirs(**batch(4)).logits) < ROUNDING
 
 
 @families

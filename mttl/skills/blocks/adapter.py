@@ -191,6 +191,11 @@ class AdapterInventory(BottleneckInventory):
     scaled parallel     parallel to feed-forward blocks, with the factor 4
     ==================  ==================================================================
 
+    Args:
+        deviation: Standard deviation of the initial weights of both projections, drawn from a
+            normal distribution cut at two deviations; biases start at 0. By default the first
+            projection starts as `nn.Linear` does and the second at 0, so that nothing changes.
+
     As in the survey of He et al., skills read the block's output or its input. In the library
     `adapters`, and the release of AdapterFusion, a Pfeiffer adapter reads the sum of output and
     residual, after the norm if there is one, and a parallel adapter reads the residual. For equal
@@ -205,16 +210,29 @@ class AdapterInventory(BottleneckInventory):
         arXiv:2205.12410.
     """
 
-    def __init__(self, in_features: int, out_features: int, n_skills: int, **settings: Any) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        deviation: Positive | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(in_features, out_features, n_skills, **settings)
+        self.deviation = deviation
+        self.neutral = deviation is None
         sizes = self.read_features, self.hidden_features, out_features, n_skills
         self.blocks = FeedForwardExperts(*sizes, activation=self.activation, bias=True)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the down-projection as `nn.Linear` does; the up-projection is 0, so no change."""
+        """Draw the projections."""
         self.blocks.reset_parameters()
         nn.init.zeros_(self.blocks.down)
+        if (size := self.deviation) is not None:
+            for projection in (self.blocks.up, self.blocks.down):
+                nn.init.trunc_normal_(projection, std=size, a=-2 * size, b=2 * size)
 
     def projections(self, weights: Float[Tensor, "B 1 K"] | None = None) -> Projections:
         parts: Any = (
@@ -227,7 +245,7 @@ class AdapterInventory(BottleneckInventory):
 class AdapterExperts(AdapterInventory):
     """Bottleneck adapters parallel to feed-forward blocks."""
 
-    internal = ("activation", "parallel", "scale", "layer_norm", "mix", "stages")
+    internal = ("activation", "parallel", "scale", "layer_norm", "mix", "stages", "deviation")
 
 
 class SparseAdapterInventory(BottleneckInventory):

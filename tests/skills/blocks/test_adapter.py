@@ -317,3 +317,13 @@ def test_what_stacked_adapters_cannot_be():
         inventory.require_use("token")
     with pytest.raises(NotImplementedError, match="adapters in stages cannot be fused"):
         AttendedInventory(inventory)(*torch.randn(2, B, L, SIZE), mixing(B, 1, 5))
+
+
+def test_weights_start_with_the_given_deviation() -> None:
+    made = AdapterInventory(50, 50, 4, hidden_features=20, deviation=0.03)
+    assert not made.neutral
+    for weight in (made.blocks.up, made.blocks.down):
+        assert weight.abs().max() <= 0.06
+        # A normal distribution cut at two deviations has 0.8796 of its deviation; 4,000 values.
+        assert weight.std().item() == pytest.approx(0.8796 * 0.03, rel=0.05)
+    assert not any(bias.any() for bias in (made.blocks.up_bias, made.blocks.down_bias))
