@@ -17,6 +17,7 @@ from mttl.routing.token.token_router import TokenRouter
 from mttl.skills.attach import Attachment
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 from mttl.skills.inventory import Inventory
+from mttl.skills.targets import path_matches
 
 
 def build_experts(
@@ -27,7 +28,12 @@ def build_experts(
     upcycled = isinstance(moe.experts, UpcycledExperts)
     kind = moe.experts if upcycled else moe.experts.part_class
 
-    def make_experts(place: Place, n_experts: int) -> Inventory:
+    def count(place: Place) -> int:
+        numbers = moe.n_experts_at.items()
+        return next((n for at, n in numbers if path_matches(place.path, at)), moe.n_experts)
+
+    def make_experts(place: Place, n_experts: int | None = None) -> Inventory:
+        n_experts = n_experts or count(place)
         if upcycled and place.block is not None:
             return upcycle(place.block, n_experts)
         sizes = {"in_features": place.in_features, "out_features": place.out_features}
@@ -43,12 +49,12 @@ def build_experts(
 
     def make_router(place: Place) -> TokenRouter:
         router, balance = moe.router, moe.balance
-        given: dict[str, Any] = {"in_features": place.in_features, "n_experts": moe.n_experts}
+        given: dict[str, Any] = {"in_features": place.in_features, "n_experts": count(place)}
         given["vocabulary_size"] = int(embeddings.weight.shape[0])
         if "rank" in getattr(router.part_class, "internal", ()):  # routers that read members
             given["rank"] = moe.experts.rank
         if balance.bias:
-            given["bias"] = BiasBalance(moe.n_experts, rate=balance.bias)
+            given["bias"] = BiasBalance(count(place), rate=balance.bias)
         if balance.load or balance.given:
             given["balance"] = Balance(**balance.model_dump(exclude={"bias"}))
             if "balance" not in {item.name for _, item in arguments(router.part_class)}:
@@ -60,13 +66,18 @@ def build_experts(
 
     with raised_as(ConfigError, "section moe", ValueError):
         blocks = kind.attachment_point == "block"
+        chosen = {"blocks": blocks, "every": moe.every, "stacks": moe.stacks}
+        places = expert_places(model, moe.targets, **chosen)
+        for at in moe.n_experts_at:
+            if not any(path_matches(place.path, at) for place in places):
+                shown = ", ".join(place.path for place in places)
+                raise ValueError(f"n_experts_at: '{at}' matches no layer with experts: {shown}")
         return attach_experts(
             model,
-            expert_places(model, moe.targets, blocks=blocks, every=moe.every, stacks=moe.stacks),
+            places,
             make_experts,
             make_router,
             slot=slot,
-            n_experts=moe.n_experts,
             replace=upcycled,
             shared=make_shared if moe.shared_expert else None,
             capacity_factor=moe.capacity_factor,

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 from mttl.config.plugin_section import PartSection, PluginKinds, part_model, part_models, parts_of
 from mttl.config.section import Section, once
 from mttl.plugins.classes import SKILLS, TOKEN_ROUTERS
-from mttl.plugins.part_settings import NonNegative
+from mttl.plugins.part_settings import Fraction, NonNegative
 
 Stack = Literal["encoder", "decoder", "model"]
 
@@ -60,6 +60,11 @@ class Balancing(Section):
     """Weight of the squared log-sum-exp of the logits (ST-MoE); 1e-3 is usual."""
     entropy: NonNegative = 0.0
     """Weight of the entropy of each token's probabilities minus the entropy of their mean."""
+    localised: NonNegative = 0.0
+    """Weight of the variation of probabilities over experts and examples (LoRAMoE). It prefers the
+    experts that the task router gives a task; needs task_prior `balance`."""
+    delta: Fraction = 0.1
+    """Strength of that preference, from 0 (none) to 1."""
     bias: NonNegative = 0.0
     """Loss-free balancing: step by which each expert's bias moves against its load."""
     global_statistics: bool = False
@@ -68,13 +73,13 @@ class Balancing(Section):
     @property
     def given(self) -> list[str]:
         """Active losses, without that of the estimated load."""
-        others = ("load", "bias", "global_statistics")
+        others = ("load", "bias", "delta", "global_statistics")
         return [name for name, value in self if value and name not in others]
 
     @property
     def over_loads(self) -> bool:
         """True if a loss over the expert loads is active."""
-        return bool(self.load or {*self.given} - {"z"})
+        return bool(self.load or {*self.given} - {"z", "localised"})
 
 
 class MoE(Section):
@@ -84,7 +89,7 @@ class MoE(Section):
         "routes_tokens": "router",
         "weighs_experts": "task_prior",
         "shares_experts": "parallel",
-        "gives_zeros": "task_prior = mask",
+        "gives_zeros": "task_prior = mask|balance",
         "drops_tokens": "capacity_factor",
         "drops_evaluated_tokens": "eval_capacity_factor",
     }
@@ -108,6 +113,13 @@ class MoE(Section):
         "ia3, which rescales outputs; set shared_expert: false",
         "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
         "({n_experts})",
+        "task_prior = balance and not balance.localised": "task_prior 'balance' needs the loss "
+        "balance.localised; set its weight",
+        "balance.localised and task_prior != balance": "balance.localised needs the experts of "
+        "each task; set task_prior: balance",
+        "n_experts_at and task_prior": "n_experts_at does not work with task_prior "
+        "('{task_prior}'), which has one weight per expert for all layers; remove one of them",
+        "n_experts_at and parallel": "n_experts_at does not work with parallel; remove one of them",
         "parallel and experts.shared_down": "parallel distributes experts over processes, but "
         "experts.shared_down gives them a common tensor; turn one of them off",
     }
@@ -117,6 +129,8 @@ class MoE(Section):
     """Kind of expert."""
     n_experts: Annotated[int, Field(ge=2)] = 8
     """Experts per layer."""
+    n_experts_at: dict[str, Annotated[int, Field(ge=2)]] = {}
+    """Numbers of experts of the layers that match patterns of paths; the first match counts."""
     targets: Annotated[list[str], Field(min_length=1)] = ["mlp"]
     """Linear layers as in `skills.targets` (lora, ia3); otherwise blocks: all, or patterns of
     paths."""
@@ -132,7 +146,8 @@ class MoE(Section):
     """Load-balancing losses."""
     shared_expert: bool = False
     """Add an expert that processes every token."""
-    task_prior: Literal["none", "logits", "mask"] = "none"
-    """Task routing weights as logits added to the gates, or as a mask of allowed experts."""
+    task_prior: Literal["none", "logits", "mask", "balance"] = "none"
+    """Task routing weights as logits added to the gates, as a mask of allowed experts, or as those
+    that `balance.localised` prefers."""
     parallel: bool = False
     """Distribute each layer's experts over the training processes; checkpoints are unaffected."""

@@ -96,11 +96,10 @@ def expert_places(
 def attach_experts(
     backbone: nn.Module,
     places: Sequence[Place],
-    make_experts: Callable[[Place, int], Inventory],
+    make_experts: Callable[[Place], Inventory],
     make_router: Callable[[Place], TokenRouter],
     *,
     slot: RoutingSlot,
-    n_experts: int,
     replace: bool = False,
     shared: Callable[[Place], Inventory] | None = None,
     granularity: str = "linear",
@@ -125,9 +124,8 @@ def attach_experts(
     for place, name in zip(places, names, strict=True):
         routed = settings.get("prior") is not None
         try:
-            experts = make_experts(place, n_experts)
             layer = MoELayer(
-                experts,
+                make_experts(place),
                 make_router(place),
                 slot,
                 # The base is set below, after all layers are made.

@@ -50,7 +50,8 @@ class MoELayer(nn.Module):
             training; None drops nothing.
         eval_capacity_factor: Capacity factor in evaluation.
         prior: Use of the mixing weights of a token's task: none, their logarithms as a bias of the
-            ``"logits"``, or a ``"mask"`` of the experts with positive weights.
+            ``"logits"``, a ``"mask"`` of the experts with positive weights, or a ``"balance"``: the
+            localised loss prefers these experts (`mttl.routing.token.balance.localised_loss`).
         group: Routed group whose mixing weights are the prior.
         causal: Whether a token must not depend on later ones.
 
@@ -71,7 +72,7 @@ class MoELayer(nn.Module):
         stack: str = "model",
         capacity_factor: float | None = None,
         eval_capacity_factor: float | None = None,
-        prior: Literal["logits", "mask"] | None = None,
+        prior: Literal["logits", "mask", "balance"] | None = None,
         group: int | None = None,
         causal: bool = False,
     ) -> None:
@@ -138,7 +139,10 @@ class MoELayer(nn.Module):
     def _assign(self, x: Float[Tensor, "R *positions I"], routing: Routing) -> Assignment:
         ids = self.router.needs_token_ids
         tokens = routing.layer_tokens(x, self.stack, self.group, ids=ids)
-        if (weights := tokens.prior) is not None:
+        weights = tokens.prior
+        if weights is not None and self.prior == "balance":
+            tokens = replace(tokens, prior=None, own=weights > 0)
+        elif weights is not None:
             weights = weights if self.prior == "logits" else (weights > 0).to(weights)
             # Minus infinity at weight 0, without infinite gradients.
             logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()

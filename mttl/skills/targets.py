@@ -83,7 +83,7 @@ def choose_layers(
         elif target in words:
             found = paths & {*words[target]}
         else:
-            found = {path for path in paths if _matches(path, target)}
+            found = {path for path in paths if path_matches(path, target)}
         for path in sorted(found & unknown.keys()):
             raise ValueError(
                 f"the target '{target}' matches '{path}', a {unknown[path]} without in_features "
@@ -106,7 +106,8 @@ def choose_layers(
     return [path for path in places if path in matched]
 
 
-def _matches(path: str, pattern: str) -> bool:
+def path_matches(path: str, pattern: str) -> bool:
+    """Return whether a pattern matches the end of a layer's path, at a dot."""
     path = re.sub(r"\.base(?=\.|$)", "", path)  # inside a block with skills
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
 

@@ -77,6 +77,42 @@ def test_rows_of_tasks_have_groups_of_their_own() -> None:
     assert len(both.model.token_layers()) == 12
 
 
+def test_numbers_of_experts_by_layer() -> None:
+    at = 'moe.n_experts_at={"encoder.*.wi_?": 2, "*.block.0.*": 3}'
+    layers = build(TOP2, at).model.token_layers()
+    for path, layer in layers.items():
+        first = 3 if ".block.0." in path else 4
+        assert layer.router.n_experts == (2 if re.search(r"encoder.*wi_", path) else first)
+    assert {layer.router.n_experts for layer in layers.values()} == {2, 3, 4}
+    with pytest.raises(ConfigError, match=r"section moe: n_experts_at: 'nowhere' matches no layer"):
+        build(TOP2, "moe.n_experts_at={nowhere: 2}")
+
+
+def test_a_loss_prefers_the_experts_of_a_task(tmp_path: Path) -> None:
+    """LoRAMoE: the other outputs of the layers are those without preferences."""
+    matrix = tmp_path / "matrix.csv"
+    matrix.write_text("task,one,two,three,four\na,1,1,0,0\nb,1,0,0,0\nc,0,0,1,1\nd,0,1,0,1\n")
+    given = (
+        f"{TINY_T5}+router/token_loramoe.yaml",
+        "moe.router.top_k=4",
+        f"router.matrix={matrix}",
+    )
+    found = {}
+    for delta in (0.0, 0.5):
+        torch.manual_seed(0)
+        model = build(*given, f"moe.balance.delta={delta}").model
+        for layer in model.token_layers().values():
+            torch.nn.init.normal_(layer.router.weight)
+        ids = torch.tensor([[3, 4, 5], [6, 7, 0], [3, 5, 7]])
+        routing = model.route(torch.tensor([0, 2, 1]))
+        with model.slot.use(routing):
+            model.backbone(input_ids=ids, labels=ids, attention_mask=ids > 0)
+        found[delta] = routing.losses["localised"]
+    found[0.5].backward()
+    assert all(layer.router.weight.grad.any() for layer in model.token_layers().values())
+    assert not torch.equal(found[0.0], found[0.5])
+
+
 NONSENSE = [
     ("polytropon", "skills.kind=none", "skills.kind 'none' needs a section moe"),
     ("polytropon", "router.kind=none", "router.kind 'none' gives skills (skills.kind 'lora')"),
@@ -96,6 +132,9 @@ NONSENSE = [
     ("token_hybrid", "moe.task_prior=logits; skills.n_skills=5", "(5) must be moe.n_experts (8)"),
     ("token_hydra", "moe.parallel=true", "parallel distributes experts over processes, but"),
     ("token_expert_choice", "moe.capacity_factor=1.25", "loads are equal; remove"),
+    ("token_loramoe", "moe.balance.localised=0", "needs the loss balance.localised"),
+    ("token_top2", "moe.balance.localised=1", "localised needs the experts of each task"),
+    ("token_prior", "moe.n_experts_at={q: 2}", "n_experts_at does not work with task_prior"),
     ("token_prior", "moe.task_prior=mask", "router.kind 'polytropon': its learned weights are"),
     ("token_prior", "router.kind=hyperformer", "logarithms need positive weights"),
     ("token_hybrid", "moe.task_prior=logits; skills.n_heads=2", "(logits): experts have no heads"),

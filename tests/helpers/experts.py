@@ -18,15 +18,15 @@ from mttl.skills import AdapterInventory, Inventory, LoRAInventory, SkilledModel
 N_EXPERTS = 4
 
 
-def lora(place: Place, n_experts: int) -> LoRAInventory:
+def lora(place: Place, n_experts: int = N_EXPERTS) -> LoRAInventory:
     return LoRAInventory(place.in_features, place.out_features, n_experts, rank=2)
 
 
-def adapter(place: Place, n_experts: int) -> AdapterInventory:
+def adapter(place: Place, n_experts: int = N_EXPERTS) -> AdapterInventory:
     return AdapterInventory(place.in_features, place.out_features, n_experts, hidden_features=3)
 
 
-def copies(place: Place, n_experts: int) -> Inventory:
+def copies(place: Place, n_experts: int = N_EXPERTS) -> Inventory:
     assert place.block is not None
     return upcycle(place.block, n_experts)
 
@@ -66,7 +66,6 @@ def token_model(
         {"lora": lora, "adapter": adapter, "copies": copies}[experts],
         router,
         slot=slot,
-        n_experts=N_EXPERTS,
         replace=experts == "copies",
         **settings,
     )

@@ -203,7 +203,6 @@ def test_skills_of_tasks_and_experts_of_tokens_in_one_model(point, own, targets,
     layers = attach_experts(
         *(backbone, expert_places(backbone, targets, blocks=False), lora, top2),
         slot=slot,
-        n_experts=N_EXPERTS,
         prior="logits",
         granularity="block",
         groups=attached.groups,

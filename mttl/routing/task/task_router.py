@@ -54,7 +54,7 @@ class TaskRouter(Bounded, nn.Module, ABC):
     """
 
     lacks: ClassVar[Mapping[str, Any]] = {
-        "gives_zeros": "its learned weights are never exactly 0, so the mask excludes no expert; "
+        "gives_zeros": "its learned weights are never exactly 0, so that no expert is excluded; "
         "set moe.task_prior: logits, or router.kind: expert or private"
     }
     role = "router"

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.plugins.part_settings import Bounded, NonNegative
-from mttl.routing.token.choice import Assignment
+from mttl.plugins.part_settings import Bounded, Fraction, NonNegative
+from mttl.routing.token.choice import Assignment, Tokens
 
 # Keeps logarithms and quotients finite for experts without tokens.
 SMALLEST = 1e-20
@@ -122,6 +122,26 @@ def entropy_loss(sums: LoadSums) -> Float[Tensor, ""]:
     return (1 - nothing) * mean.new_tensor(len(mean)).log() + negative_entropy
 
 
+def localised_loss(choice: Assignment, tokens: Tokens, delta: float) -> Float[Tensor, ""]:
+    r"""Return the squared variation of the probabilities summed over each example's tokens.
+
+    They are multiplied by :math:`1 + \delta` for the experts of the example's task (``tokens.own``)
+    and :math:`1 - \delta` for others, so that tasks prefer their own experts and balance the rest.
+
+    References:
+        Dou et al., *LoRAMoE: Alleviating World Knowledge Forgetting in Large Language Models via
+        MoE-Style Plugin*, ACL 2024, arXiv:2312.09979, section 3.3, with the squared mean of the
+        released code.
+    """
+    assert tokens.own is not None
+    assert tokens.examples is not None
+    _, rows = tokens.examples.unique(return_inverse=True)
+    weighted = choice.probabilities * torch.where(tokens.own, 1 + delta, 1 - delta)
+    n_rows = int(rows.max()) + 1 if len(rows) else 1
+    sums = weighted.new_zeros(n_rows, weighted.shape[1]).index_add(0, rows, weighted)
+    return squared_variation(sums.flatten())
+
+
 LOSSES: dict[str, Callable[[LoadSums], Tensor]] = {
     "switch": switch_loss,
     "gshard": gshard_loss,
@@ -144,6 +164,8 @@ class Balance(Bounded, nn.Module):
         load: Coefficient of `squared_variation` of the load; only for routers that estimate it.
         z: Coefficient of `z_loss`; 1e-3 in the paper.
         entropy: Coefficient of `entropy_loss`.
+        localised: Coefficient of `localised_loss`; for tokens with experts of their own.
+        delta: Its preference δ for the experts of a task, from 0 to 1.
         global_statistics: Whether to use statistics over all processes, which lets experts
             specialise on the data of one process: products of two means are larger for a part of
             a batch than for the whole.
@@ -158,21 +180,29 @@ class Balance(Bounded, nn.Module):
         load: NonNegative = 0.0,
         z: NonNegative = 0.0,
         entropy: NonNegative = 0.0,
+        localised: NonNegative = 0.0,
+        delta: Fraction = 0.1,
         global_statistics: bool = False,
     ) -> None:
         super().__init__()
         factors = zip(LOSSES, (switch, gshard, importance, load, z, entropy), strict=True)
         self.losses = {name: (factor, LOSSES[name]) for name, factor in factors if factor}
+        self.localised, self.delta = localised, delta
         self.global_statistics = global_statistics
 
-    def forward(self, choice: Assignment) -> dict[str, Float[Tensor, ""]]:
+    def forward(
+        self, choice: Assignment, tokens: Tokens | None = None
+    ) -> dict[str, Float[Tensor, ""]]:
         """Return the losses of one forward pass by name, coefficients included."""
+        found = {}
+        if tokens is not None and self.localised:
+            found["localised"] = self.localised * localised_loss(choice, tokens, self.delta)
         if not self.losses:
-            return {}
+            return found
         sums = load_sums(choice)
         if self.global_statistics:
             sums = sums.over_processes()
-        return {name: factor * loss(sums) for name, (factor, loss) in self.losses.items()}
+        return found | {name: factor * loss(sums) for name, (factor, loss) in self.losses.items()}
 
 
 class BiasBalance(nn.Module):

@@ -21,6 +21,7 @@ class Tokens:
     prior: Float[Tensor, "N E"] | None = None
     examples: Int[Tensor, "N"] | None = None  # for routers of whole examples
     ids: Int[Tensor, "N"] | None = None  # vocabulary entries, for routers of them
+    own: Bool[Tensor, "N E"] | None = None  # experts of a token's task, for a balancing loss
 
     def __len__(self) -> int:
         """Return N."""
@@ -37,12 +38,12 @@ class Tokens:
 
     def select(self, kept: Int[Tensor, "n"] | None) -> "Tokens":
         """Return some of the tokens, or all for None, in float32 and without a mask."""
-        prior, examples, ids = (
+        prior, *others = (
             given if given is None or kept is None else given[kept]
-            for given in (self.prior, self.examples, self.ids)
+            for given in (self.prior, self.examples, self.ids, self.own)
         )
         states = self.states if kept is None else self.states[kept]
-        return Tokens(states.float(), None, None if prior is None else prior.float(), examples, ids)
+        return Tokens(states.float(), None, None if prior is None else prior.float(), *others)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ class TokenRouter(Bounded, nn.Module, ABC):
             given = tokens.select(kept)
             check_prior(given.prior)
             choice = self.choose(given)
-            losses = {} if self.balance is None or not self.training else self.balance(choice)
+            balance = self.balance if self.training else None
+            losses = {} if balance is None else balance(choice, given)
         assignment = replace(choice, logits=None, load=None, losses=losses)
         if kept is None:
             return assignment

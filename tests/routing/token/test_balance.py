@@ -42,6 +42,22 @@ def test_by_hand() -> None:
     assert float(entropy_loss(sums)) == pytest.approx(math.log(2) - entropy)
 
 
+def test_the_localised_loss_is_that_of_the_released_code() -> None:
+    """A loop over examples and experts, with the tokens of four examples in two groups."""
+    found = choice()
+    examples = torch.arange(30) // 9 * 2  # numbers of rows that are left
+    own = (torch.arange(E) < 2) == (examples % 4 == 0)[:, None]
+    balance = Balance(localised=0.7, delta=0.2)
+    loss = balance(found, Tokens(torch.zeros(30, 1), examples=examples, own=own))["localised"]
+    p, values = found.probabilities.detach().numpy(), []
+    for example in np.unique(examples):
+        rows = np.flatnonzero(examples == example)
+        for expert in range(E):
+            values.append(p[rows, expert].sum() * (1.2 if own[rows[0], expert] else 0.8))
+    assert loss.item() == pytest.approx(0.7 * np.var(values) / np.mean(values) ** 2, rel=1e-5)
+    loss.backward()
+
+
 def choice(n: int = 30, top_k: int = 2) -> Assignment:
     logits = (3 * torch.randn(n, E)).requires_grad_()
     return top_choice(logits, logits.topk(top_k).indices, normalise=True)
