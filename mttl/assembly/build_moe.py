@@ -37,7 +37,7 @@ def build_experts(
         if upcycled and place.block is not None:
             return upcycle(place.block, n_experts)
         sizes = {"in_features": place.in_features, "out_features": place.out_features}
-        made = moe.experts.make(**sizes, n_skills=n_experts, n_heads=1)
+        made = moe.experts.make(**sizes, n_skills=n_experts, n_heads=1, block=place.block)
         made.require_use("token")
         if moe.parallel:
             check_shardable(made)

@@ -24,7 +24,7 @@ class SharedExpert(nn.Module):
 
     def __init__(self, experts: Inventory) -> None:
         super().__init__()
-        if experts.reads == "output":
+        if experts.reads != "input":
             raise ValueError(f"{type(experts).__name__} cannot be a shared expert")
         self.experts = experts
 
@@ -122,7 +122,7 @@ class MoELayer(nn.Module):
             room = capacity_of(len(assignment.tokens), self.router.n_experts, factor)
             kept = within_capacity(assignment, room)
             processed = keep_pairs(assignment, kept)
-        if self.base is None:
+        if self.base is None or self.experts.reads == "block":
             y = self.experts.dispatch(x.flatten(0, -2), processed)
         else:
             y = self.base(x).flatten(0, -2)

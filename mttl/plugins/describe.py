@@ -130,7 +130,7 @@ def _encode(annotation: Any) -> dict[str, Any]:
 def collect() -> str:
     """Return the text of the signature file: descriptions of all built-in parts."""
     given = {family.name: family.given for family in FAMILIES}
-    given["experts"] = given["skills"]
+    given["experts"] = (*given["skills"], "block")
     given["policy_skills"] = (*given["skills"], "kernel")
     data = {
         family: {

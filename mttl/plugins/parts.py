@@ -86,6 +86,7 @@ PARTS: dict[str, dict[str, str]] = {
         "lora": "mttl.skills.weights.lora:LoRAExperts",
         "ia3": "mttl.skills.weights.ia3:IA3Inventory",
         "adapter": "mttl.skills.blocks.adapter:AdapterExperts",
+        "lora_block": "mttl.skills.blocks.lora_block:LoRABlockExperts",
     },
     "metrics": {
         "knowledge_f1": "mttl.metrics.grounding:KnowledgeF1",

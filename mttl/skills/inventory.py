@@ -66,7 +66,9 @@ class Inventory(Bounded, nn.Module, ABC):
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"  # one of `mttl.skills.attachment_points`
     cut_by_heads: tuple[str, ...] = ("out_features",)  # sizes that H divides; if empty, H is 1
-    reads = "input"  # argument of `dispatch`: the "input" of the layer, or its "output"
+    # Argument of `dispatch`: the "input" of the layer, or its "output"; "block": the input, and the
+    # skills replace the layer.
+    reads = "input"
     reads_weight = False  # whether `combine_linear` needs the base layer's weight
     changes_input = False  # whether `combine_linear` changes the base layer's input
     identical_init = False  # whether all skills start as the first one: see `make_identical`

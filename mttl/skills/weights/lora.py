@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -205,11 +205,17 @@ class LoRAInventory(ProductInventory):
     ) -> Float[Tensor, "N O"]:
         if self.mix != "factors":
             return super().combine_segments(x, base, merged, segments)
-        down, up = merged
-        counts = torch.tensor(segments, device=x.device)
-        hidden = grouped_linear(self._dropped(x), down.mT, None, counts)
-        y = base(x)
-        return y + grouped_linear(hidden, up, None, counts).to(y.dtype)
+        return self._add_to_rows(x, base(x), merged, torch.tensor(segments, device=x.device))
+
+    def add_to_rows(
+        self, x: Float[Tensor, "P I"], y: Float[Tensor, "P O"], counts: Int[Tensor, "K"]
+    ) -> Float[Tensor, "P O"]:
+        """Add the change by one skill after another to that number of rows each."""
+        return self._add_to_rows(x, y, self.factors(), counts)
+
+    def _add_to_rows(self, x: Tensor, y: Tensor, factors: Merged, counts: Tensor) -> Tensor:
+        hidden = grouped_linear(self._dropped(x), factors[0].mT, None, counts)
+        return y + grouped_linear(hidden, factors[1], None, counts).to(y.dtype)
 
     def hidden_units(self, x: Inputs, y: Outputs) -> Float[Tensor, "B L K r"]:
         dtype = active_dtype(x)
