@@ -191,7 +191,7 @@ def from_pretrained(
     """
     folder = Path(name)
     if not folder.is_dir():
-        folder = download(str(name), revision=revision, token=token)
+        folder = download(str(name), "a run", revision=revision, token=token)
     return load_run(folder, backbone=backbone)
 
 

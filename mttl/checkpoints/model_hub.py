@@ -1,5 +1,6 @@
 """Run folders on the Hugging Face model hub."""
 
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,9 +10,12 @@ from huggingface_hub import HfApi, snapshot_download
 from mttl.io.errors import ConfigError, raised_as
 from mttl.io.reading import reason
 
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
 
 def download(
     name: str,
+    what: str,
     *,
     revision: str | None = None,
     token: str | None = None,
@@ -19,8 +23,13 @@ def download(
 ) -> Path:
     """Return the local copy of a repository, or of its files that match ``only``.
 
-    The default token is that of `hf auth login`.
+    ``what`` describes the content in messages; the default token is that of `hf auth login`.
     """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the folder '{name}' does not exist; the name of {what} on the hub has the form "
+            "OWNER/NAME"
+        )
     allowed = None if only is None else list(only)
     try:
         return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=allowed))

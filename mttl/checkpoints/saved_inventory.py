@@ -8,6 +8,7 @@ The folder of an adapted task has only the differences from its source inventory
 digest of the source in ``meta.json``; it is read as a complete inventory.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from mttl.checkpoints.inventory_files import (
@@ -99,7 +101,7 @@ def save_inventory(
 ) -> None:
     """Write a ``skills/`` folder; all processes of a sharded training must call it.
 
-    An existing folder is replaced. The common parameters of a policy are stored as the
+    An existing folder is replaced atomically. The common parameters of a policy are stored as the
     backbone. ``settings`` are the JSON settings for rebuilding the model; ``places`` are the
     backbone's folders by setting.
     """
@@ -133,7 +135,7 @@ def _facts(
 
 
 def write_inventory(inventory: SavedInventory) -> None:
-    """Write an inventory to its folder, replacing an existing one."""
+    """Write an inventory to its folder atomically, replacing an existing one."""
     with new_folder(inventory.folder, replace=True) as new:
         write_tensors(new / "skills.safetensors", inventory.skills)
         write_tensors(new / "router.safetensors", inventory.router)
@@ -298,16 +300,18 @@ def other_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> l
 
 
 def count_saved(path: Path, beginning: str = "") -> int:
-    """Return the number of parameters in a safetensors file.
+    """Return the number of parameters in a safetensors file, read from its header.
 
     Scalars (such as a temperature), integers (such as positions of sparse skills) and initial
     values named `start_…` are not counted, nor are names without the prefix ``beginning``.
     """
-    return sum(
-        value.numel()
-        for name, value in read_tensors(path).items()
-        if name.startswith(beginning)
-        and not name.rpartition(".")[2].startswith("start_")
-        and value.ndim
-        and value.is_floating_point()
-    )
+    with safe_open(path, framework="pt") as file:
+        entries = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = [
+            entry.get_shape()
+            for name, entry in entries.items()
+            if name.startswith(beginning)
+            and not name.rpartition(".")[2].startswith("start_")
+            and entry.get_dtype().startswith(("F", "BF"))
+        ]
+    return sum(math.prod(shape) for shape in shapes if shape)

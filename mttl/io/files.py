@@ -1,10 +1,12 @@
 """Atomic writing of files, and the folder of shipped files."""
 
 import csv
+import ctypes
 import errno
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,17 +57,29 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
         for file in temporary.rglob("*"):
             if file.is_file():
                 _flush(file)
-        if replace and target.is_dir():
+        if not (replace and target.is_dir()):
+            temporary.replace(target)
+        elif not _exchange(temporary, target):
             earlier = temporary.with_suffix(".earlier")
             target.replace(earlier)
             try:
                 temporary.replace(target)
             finally:  # removed below, or restored
                 earlier.replace(temporary if target.exists() else target)
-        else:
-            temporary.replace(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step; return False if the system does not support it."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return (
+        rename is not None
+        and rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
+    )
 
 
 def _temporary(target: Path) -> Path:

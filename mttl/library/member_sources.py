@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from huggingface_hub import metadata_load
 
 from mttl.aggregation.packed_weights import is_transposed
@@ -224,7 +225,7 @@ def _folders(source: str) -> list[tuple[Path, str]]:
         raise ConfigError(f"'{source}' is a file; use the folder of an adapter or a run")
     else:
         name, _, revision = source.partition("@")
-        folder = download(name, revision=revision or None, only=WANTED)
+        folder = download(name, "an adapter or a run", revision=revision or None, only=WANTED)
         return [(folder, name.rpartition("/")[2])]
     return [(folder, folder.resolve().name) for folder in folders]
 
@@ -236,8 +237,7 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
     if (path / CARD).exists():  # an exported member
         card = MemberCard.read(path / CARD)
     else:
-        config, readme = folder.config, path / "README.md"
-        about = (readme.is_file() and metadata_load(readme)) or {}
+        about, config = _front_matter(path / "README.md"), folder.config
         card = MemberCard(
             name=name,
             task=name,
@@ -249,6 +249,14 @@ def _of_peft(path: Path, name: str, base: str | None) -> Member:
     own = {"name": below if isinstance(below, str) else ""}
     here = {"name": name, "source": f"'{path}'", "base": own}
     return Member(card.model_copy(update=here), changes)
+
+
+def _front_matter(path: Path) -> dict[str, Any]:
+    """Return the front matter of a model card; empty if there is none, or it cannot be read."""
+    try:
+        return metadata_load(path) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
 
 
 def _joined(value: Any) -> str | None:
