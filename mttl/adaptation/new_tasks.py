@@ -368,7 +368,7 @@ class Adaptation:
         task, module, run = outcome.result.task, outcome.module, self.run
         texts = {task: self.gym.description(task) or ""} if run.form.descriptions else {}
         scorer = module.option_scorer
-        options = {} if scorer is None else {task: list(scorer.texts[0])}
+        options = {task: list(scorer.texts[0])} if scorer and scorer.texts[0] else {}
         template = self.gym.template(task)
         by_task = {"task_descriptions": texts, "task_options": options}
         by_task["task_templates"] = {task: template} if template else {}

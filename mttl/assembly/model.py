@@ -210,7 +210,8 @@ def inventory_settings(
     if own["moe"] is not None:
         del own["moe"]["parallel"]  # a training setting
     form = config.data.model_dump(mode="json", include=set(PromptForm.model_fields))
-    by_task: dict[str, Any] = {"task_descriptions": descriptions, "task_options": options}
+    named = {task: own for task, own in (options or {}).items() if own}
+    by_task: dict[str, Any] = {"task_descriptions": descriptions, "task_options": named}
     kept = {task: as_row(one) for task, one in (templates or {}).items() if one}
     by_task["task_templates"] = kept
     by_task["task_heads"] = {task: as_row(head) for task, head in (heads or {}).items()}

@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from mttl.routing.token.masks import IGNORED
+from mttl.tasks.task import CHOICES
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,19 @@ class TrainCollator:
     decoder_only: bool
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return `input_ids`, `attention_mask`, `labels` (each B L, long) and `task_ids` (B,)."""
+        """Return `input_ids`, `attention_mask`, `labels` (each B L, long) and `task_ids` (B,).
+
+        If rows have options of their own, `choices` has them, and None for other rows.
+        """
         prompts = [row["input_ids"] for row in rows]
         answers = [row["labels"] for row in rows]
         inputs, labels = prompts, answers
         if self.decoder_only:
             inputs = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
             labels = [[IGNORED] * len(p) + [*a] for p, a in zip(prompts, answers, strict=True)]
+        choices = [json.loads(row.get("columns") or "{}").get(CHOICES) for row in rows]
         return {
+            **({"choices": choices} if any(choices) else {}),
             **padded_inputs(inputs, self.pad_id),
             "labels": pad(labels, IGNORED),
             "task_ids": torch.tensor([row["task_id"] for row in rows]),

@@ -147,6 +147,8 @@ class TextToTextDataModule(pl.LightningDataModule):
             collate = PackedCollator(pad_id_of(self.tokenizer), self.decoder_only, packed)
         if self.form.headed:
             read += ["word_starts", "second", "references"]
+        if any(map(self.gym.has_choices, self.tasks)):
+            read += ["columns"]
         counted: dict[str, Any] = {} if self.corruption is None else {"draw": collate}
         if n_parts > 1 or data.global_batch_size is not None:
             counted |= {"n_targets": collate.n_targets, "n_parts": n_parts}

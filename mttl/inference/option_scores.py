@@ -12,15 +12,17 @@ from torch.nn import functional
 from mttl.data.collate import pad, pad_id_of
 from mttl.data.encode import TextEncoder
 from mttl.inference.read_prompts import Ids, ReadPrompts, repeated_logits, shares_prompts
-from mttl.inference.task_options import choice_ids
+from mttl.inference.task_options import check_choices, choice_ids
 from mttl.io.errors import TaskError
 from mttl.models.backbone import is_decoder_only
 from mttl.models.teacher_forcing import at_places, places_of
 from mttl.routing.token.masks import IGNORED
 from mttl.skills.skilled_model import SkilledModel
+from mttl.tasks.task import CHOICES
 
 # Maximum answers computed together.
 MOST_ROWS = 512
+_ADVICE = "raise data.max_output_length"
 
 
 @torch.no_grad()
@@ -108,12 +110,12 @@ def _placed(
 class OptionScorer:
     """Options of tasks, as texts and as ids by task id, and how they are scored.
 
-    With ``per_token``, scores are means over tokens.
+    A task without options has those of each row. With ``per_token``, scores are means over tokens.
     """
 
     texts: Mapping[int, Sequence[str]]
-    ids: Mapping[int, Sequence[Sequence[int]]]
-    pad_id: int
+    ids: Mapping[int, Sequence[Ids]]
+    encoder: TextEncoder
     per_token: bool
 
     @classmethod
@@ -130,19 +132,47 @@ class OptionScorer:
         Raises a `TaskError` if two options of a task have the same ids because both are truncated.
         """
         texts = {tasks.index(task): list(own) for task, own in options.items()}
-        advice = "raise data.max_output_length"
         ids = {
-            task_id: choice_ids(encoder, own, f"options of '{tasks[task_id]}'", advice)
+            task_id: choice_ids(encoder, own, f"options of '{tasks[task_id]}'", _ADVICE)
             for task_id, own in texts.items()
+            if own
         }
-        return cls(texts, ids, pad_id_of(encoder.tokenizer), per_token)
+        return cls(texts, ids, encoder, per_token)
+
+    @property
+    def pad_id(self) -> int:
+        """Padding id."""
+        return pad_id_of(self.encoder.tokenizer)
+
+    def of_row(self, task_id: int, own: Any) -> tuple[Sequence[str], Sequence[Ids]]:
+        """Return the options of a row as texts and as ids: those of its task, or its own.
+
+        Raises a `TaskError` if it has no own ones, or they are repeated or truncated to the same.
+        """
+        if self.texts[task_id]:
+            return self.texts[task_id], self.ids[task_id]
+        given = [str(one) for one in own] if isinstance(own, list) else []
+        texts = check_choices(given, f"column '{CHOICES}' of a row")
+        return texts, choice_ids(self.encoder, texts, f"options of the row {texts}", _ADVICE)
 
     def answers(
-        self, model: SkilledModel, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Any]
+        self,
+        model: SkilledModel,
+        task_ids: Int[Tensor, "B"],
+        inputs: Mapping[str, Any],
+        choices: Sequence[Sequence[str] | None] = (),
     ) -> dict[int, str]:
-        """Return the most probable option of each row whose task has options."""
-        of_row = dict(enumerate(task_ids.tolist()))
-        rows = [row for row, task_id in of_row.items() if task_id in self.ids]
+        """Return the most probable option of each row whose task has options.
+
+        ``choices`` are the rows' own options; without any, only tasks have options.
+        """
+        own = choices or [None] * len(task_ids)
+        found = {
+            row: self.of_row(task_id, own[row])
+            for row, task_id in enumerate(task_ids.tolist())
+            if self.texts.get(task_id) or (choices and task_id in self.texts)
+        }
+        rows = [*found]
         if not rows:
             return {}
         real = inputs["attention_mask"].bool()
@@ -150,13 +180,13 @@ class OptionScorer:
             model,
             task_ids[rows],
             [inputs["input_ids"][row][real[row]].tolist() for row in rows],
-            [self.ids[of_row[row]] for row in rows],
+            [ids for _, ids in found.values()],
             pad_id=self.pad_id,
             per_token=self.per_token,
         )
         return {
-            row: self.texts[of_row[row]][own.index(max(own))]
-            for row, own in zip(rows, scores, strict=True)
+            row: texts[own.index(max(own))]
+            for (row, (texts, _)), own in zip(found.items(), scores, strict=True)
         }
 
 
@@ -198,17 +228,18 @@ class OptionTraining:
         if is_decoder_only(model.backbone):  # the answer follows the prompt
             read = read & (labels == IGNORED)
         prompts = [ids[real].tolist() for ids, real in zip(batch["input_ids"], read, strict=True)]
-        options = [self.option_scorer.ids[task_id] for task_id in batch["task_ids"].tolist()]
-        right = []
-        for task_id, own, row in zip(batch["task_ids"].tolist(), options, labels, strict=True):
+        choices = batch.get("choices", [None] * len(labels))
+        found = list(map(self.option_scorer.of_row, batch["task_ids"].tolist(), choices))
+        options, right = [ids for _, ids in found], []
+        for (texts, own), row in zip(found, labels, strict=True):
             answer = row[row != IGNORED].tolist()
             if answer not in own:
                 raise TaskError(
-                    "the answer of a training row is not among its task's options "
-                    f"({', '.join(self.option_scorer.texts[task_id])}), which adapt.unlikelihood "
-                    "and adapt.length_normalised require; complete the options"
+                    f"the answer of a training row is not among its options ({', '.join(texts)}), "
+                    "which adapt.unlikelihood and adapt.length_normalised require; complete the "
+                    "options"
                 )
-            right.append(list(own).index(answer))
+            right.append([*own].index(answer))
         losses, counted = option_losses(
             model, batch["task_ids"], prompts, options, pad_id=self.option_scorer.pad_id
         )

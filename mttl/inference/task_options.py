@@ -105,6 +105,8 @@ def wanted_options(
 ) -> dict[str, list[str]]:
     """Return the options of the ranked tasks; ``samples`` are pairs of task and samples.
 
+    The list of a task whose rows have their own options is empty.
+
     Mode ``"auto"`` ranks the tasks with declared options, ``"generate"`` none, ``"rank"`` all,
     ``"both"`` the tasks with options. Tasks with heads are never ranked. Raises a `TaskError` that
     lists the tasks without options if all are to be ranked.
@@ -112,6 +114,8 @@ def wanted_options(
     if mode == "generate":
         return {}
     samples = [(task, own) for task, own in samples if gym.head(task) is None]
+    by_row = {task: [] for task, _ in samples if gym.has_choices(task)}
+    samples = [(task, own) for task, own in samples if task not in by_row]
     if mode == "auto":
         samples = [(task, own) for task, own in samples if gym.options(task)]
     found = [(task, task_options(gym, task, own)) for task, own in samples]
@@ -123,4 +127,4 @@ def wanted_options(
             f"{MOST_OPTIONS} distinct answers with {ROWS_EACH} training rows each, or set "
             "generation.mode: both to rank only tasks with options"
         )
-    return {task: options for task, options in found if options}
+    return by_row | {task: options for task, options in found if options}

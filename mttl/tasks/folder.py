@@ -20,7 +20,7 @@ from mttl.tasks.control import read_edges
 from mttl.tasks.head_form import HeadForm, HeadKind
 from mttl.tasks.record_template import RecordTemplate
 from mttl.tasks.rows import ENDINGS, Row, RowFile
-from mttl.tasks.task import FROM_TRAIN, NUMBER, published_sums
+from mttl.tasks.task import FROM_ROWS, FROM_TRAIN, NUMBER, published_sums
 from mttl.tasks.task_file import crossfit
 
 SPLITS = ("train", "dev", "test")
@@ -141,9 +141,11 @@ class Gym:
         """Return the options of a task in TASKS.csv; empty if there are none.
 
         The cell has options separated by ``|``, a JSON list, or ``from train``: the sorted distinct
-        first answers of the training rows.
+        first answers of the training rows. With ``from rows`` there are none for the whole task.
         """
         named = self._said(task, "options")
+        if named == FROM_ROWS:
+            return []
         if named == FROM_TRAIN:
             return self._train_answers(task)
         try:
@@ -153,6 +155,10 @@ class Gym:
         if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
             listed = named.split("|") if named else []
         return [option.strip() for option in listed]
+
+    def has_choices(self, task: str) -> bool:
+        """Return whether each row has its own options, in the column `CHOICES`."""
+        return self._said(task, "options") == FROM_ROWS
 
     def head(self, task: str) -> HeadForm | None:
         """Return the form of a task with a head or of raw text; None if answers are generated.

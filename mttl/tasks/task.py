@@ -22,6 +22,8 @@ Kind = Literal["classification", "text-to-text", "dialogue", HeadKind]
 References = Literal["one", "all", "distinct"]
 ALL = "all"  # instead of a number of lines
 FROM_TRAIN = "from train"  # instead of a list of options
+FROM_ROWS = "from rows"  # each row has its own options, in this column:
+CHOICES = "choices"
 NUMBER = "number"  # of a head that answers numbers
 Text = Annotated[str, Field(min_length=1)]
 Side = Literal["train", "dev", "test"]
@@ -43,18 +45,18 @@ def _count(value: Any) -> int | None:
 
 
 def _options(value: Any) -> tuple[str, ...]:
-    """Return the options; one that is not a list stands for the distinct training answers."""
+    """Return the options, or the text that stands for them."""
     if isinstance(value, tuple):
         return value
-    if value in (FROM_TRAIN, NUMBER):
+    if value in (FROM_TRAIN, FROM_ROWS, NUMBER):
         return (value,)
     texts = [str(one).strip() for one in value] if isinstance(value, list) else []
     if any(isinstance(one, bool | list | dict | None) for one in value if texts) or (
         len(set(texts)) < max(2, len(texts)) or "" in texts
     ):
         raise ValueError(
-            f"must be a list of at least two different answers, or '{FROM_TRAIN}'; quote true, "
-            "false and null"
+            f"must be a list of at least two different answers, or '{FROM_TRAIN}' or "
+            f"'{FROM_ROWS}'; quote true, false and null"
         )
     return tuple(texts)
 

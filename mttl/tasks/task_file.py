@@ -19,7 +19,7 @@ from mttl.metrics.metric_names import TEXT_METRIC, split_metric
 from mttl.tasks import dialogue
 from mttl.tasks.dialogue_files import DialogueFormat
 from mttl.tasks.rows import ALL_ENDINGS, is_saved
-from mttl.tasks.task import ALL, Task, published_sums
+from mttl.tasks.task import ALL, CHOICES, FROM_ROWS, Task, published_sums
 from mttl.tasks.template import compile_condition, compile_template
 
 # Metric and output template of kinds with heads.
@@ -116,6 +116,9 @@ def _task(name: str, keys: dict[str, Any], where: str, folder: Path) -> Task:
         "source, or set k to a number": task.k is None and task.source.dev is None and not text,
         "kind: 'text' has no output and no options; remove them": text
         and (task.output != task.input or bool(task.options)),
+        f"options: '{FROM_ROWS}' needs '{CHOICES}' in 'columns', and no head": task.options
+        == (FROM_ROWS,)
+        and (CHOICES not in task.columns or task.kind in _HEADED),
         f"labels: must not contain a label twice: {', '.join(task.labels)}": len(set(task.labels))
         != len(task.labels),
         f"category: '{task.category}' must have the form 'one/two'": task.category.count("/") != 1,

@@ -281,7 +281,8 @@ class TextToTextModule(ResumableModule):
         ``known`` are the losses and labels of `nll`, if they have been computed.
         """
         if "generation_inputs" in batch:
-            texts = self.answer(batch["task_ids"], batch["generation_inputs"])
+            choices = batch.get("choices", [None] * len(batch["rows"]))  # not of a dummy row
+            texts = self.answer(batch["task_ids"], batch["generation_inputs"], choices)
         else:
             texts = texts_of_losses(*(known or self.nll(batch)[:2]))
         if not batch["rows"]:
@@ -321,13 +322,18 @@ class TextToTextModule(ResumableModule):
         encoder = form.encoder(self.tokenizer, decoder_only=is_decoder_only(self.model.backbone))
         return OptionScorer.of(options, self.tasks, encoder, per_token=per_token)
 
-    def answer(self, task_ids: Int[Tensor, "B"], inputs: Mapping[str, Tensor]) -> list[str]:
+    def answer(
+        self,
+        task_ids: Int[Tensor, "B"],
+        inputs: Mapping[str, Tensor],
+        choices: Sequence[Sequence[str] | None] = (),
+    ) -> list[str]:
         """Return an answer to each prompt: the most probable option, or generated text."""
         if self.model.heads is not None:
             return headed_answers(self.model, task_ids, inputs)
         if self.option_scorer is None:
             return self._generated(task_ids, inputs)
-        found = self.option_scorer.answers(self.model, task_ids, inputs)
+        found = self.option_scorer.answers(self.model, task_ids, inputs, choices)
         rest = [row for row in range(len(task_ids)) if row not in found]
         if rest:
             others = {name: value[rest] for name, value in inputs.items()}

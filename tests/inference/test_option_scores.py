@@ -9,10 +9,11 @@ from transformers import MistralConfig, MistralForCausalLM
 from helpers.backbones import BACKBONES, fill, tiny_llama, tiny_t5
 from helpers.skills import skilled
 from mttl.data.collate import TrainCollator
+from mttl.data.prompt_form import PromptForm
 from mttl.inference import option_scores as scoring
 from mttl.inference.option_scores import OptionScorer, OptionTraining, option_losses, option_scores
 from mttl.io.errors import TaskError
-from mttl.models.backbone import is_decoder_only
+from mttl.models.backbone import is_decoder_only, load_tokenizer
 from mttl.skills import SkilledModel
 from training.test_text_to_text import answer_losses
 
@@ -120,7 +121,8 @@ ROWS = [
 
 
 def of_options(**weights: float) -> OptionTraining:
-    return OptionTraining(OptionScorer(TEXTS, BY_TASK, 0, True), **weights)
+    encoder = PromptForm().encoder(load_tokenizer("byte"), decoder_only=False)
+    return OptionTraining(OptionScorer(TEXTS, BY_TASK, encoder, True), **weights)
 
 
 def by_loops(model) -> tuple[float, float]:
@@ -156,5 +158,5 @@ def test_losses_are_those_of_loops(make) -> None:
 def test_an_answer_that_is_no_option_is_refused() -> None:
     model = skilled(tiny_t5())
     batch = TrainCollator(0, False)([{**ROWS[0], "labels": [7, 1]}])
-    with pytest.raises(TaskError, match=r"a training row is not among its task's options \(a,"):
+    with pytest.raises(TaskError, match=r"a training row is not among its options \(a,"):
         of_options(unlikelihood=1.0, length_normalised=0.0).losses(model, batch)

@@ -128,3 +128,46 @@ def test_a_run_ranks_what_has_options_and_so_does_what_is_adapted(tmp_path: Path
     status = run_command(lambda: train(config, "all", *steps, "generation.mode=rank") and 0)
     assert status == USER_MISTAKE
     assert "training rows each, or set generation.mode: both to rank" in capsys.readouterr().err
+
+
+def test_rows_have_their_own_options(tmp_path: Path) -> None:
+    """Each row is ranked among its choices only, and T-Few's losses use the same choices."""
+    root = gym_of(tmp_path)
+    words = ("ab", "bc", "ca", "b", "cc", "a", "ba", "c")
+    rows = [
+        {
+            "input": word,
+            "outputs": [f"{word}{word}"],
+            "columns": {"choices": [f"{word}{word}", word]},
+        }
+        for word in words
+    ]
+    for split in ("train", "dev", "test"):
+        path = root / "double" / f"double_8_100_{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with (root / "TASKS.csv").open(encoding="utf-8") as file:
+        (_, *others) = file.read().splitlines()
+    table = ["task,metric,options", *(f"{one}," for one in others), "double,accuracy,from rows", ""]
+    (root / "TASKS.csv").write_text("\n".join(table), encoding="utf-8")
+    assert wanted_options(Gym(root), [("double", [100]), ("copy", [100])], "auto") == {"double": []}
+    (root / "partition.json").write_text(
+        json.dumps({"train": ["double", "copy"], "test": []}), encoding="utf-8"
+    )
+    config = write_config(tmp_path / "tiny.yaml", root, data={"max_output_length": 16})
+    folder = train(config, "rows", "trainer.max_steps=1", "trainer.val_check_interval=1")
+    found = predictions(folder.predictions / "double_test.jsonl")
+    own = {row["input"]: row["columns"]["choices"] for row in rows}
+    assert all(row["prediction"] in own[row["input"].removeprefix("[double] ")] for row in found)
+    assert mttl.load(folder.path).form.task_options == {}
+
+    settings = {"max_steps": 1, "eval_every": 1, "unlikelihood": 1.0, "length_normalised": 1.0}
+    settings |= {"tasks": ["double"], "allow_seen": True, "out": tmp_path / "out"}
+    (result,) = mttl.adapt(folder.path, gym=root, **settings)
+    assert result.step in (0, 1)
+    rows[0]["outputs"] = ["other"]
+    train_file = root / "double" / "double_8_100_train.jsonl"
+    train_file.write_text(f"{json.dumps(rows[0])}\n", encoding="utf-8")
+    settings["out"] = tmp_path / "wrong"
+    with pytest.raises(TaskError, match=r"training row is not among its options \(abab, ab\)"):
+        mttl.adapt(folder.path, gym=root, **settings)
