@@ -5,6 +5,7 @@
     mttl build --tasks glue-rte boolq --samples 100 13
     mttl build --raw DIR                         # from JSON Lines in a folder
     mttl build --config my_tasks.yaml            # custom tasks
+    mttl build --collection t0 --raw DIR         # T0, or sni: Super-NaturalInstructions
     mttl build --status                          # show which files exist
 
 Complete tasks are not rebuilt; a failed task does not stop the others. Exit codes: 0 success, 1
@@ -15,7 +16,8 @@ Complete tasks are not rebuilt; a failed task does not stop the others. Exit cod
 import argparse
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +42,13 @@ def _declare(parser: CommandParser) -> None:
     add = parser.read.add_argument
     add("--tasks", nargs="+", metavar="TASK", help="tasks to build (all)")
     add("--partition", metavar="NAME", help="tasks of a partition: a name, or a JSON file")
-    add("--config", metavar="FILE", help="YAML file of custom tasks")
+    kind = parser.read.add_mutually_exclusive_group().add_argument
+    kind("--config", metavar="FILE", help="YAML file of custom tasks")
+    help = "tasks of a published collection: t0, or sni (Super-NaturalInstructions)"
+    kind("--collection", choices=("sni", "t0"), help=help)
     add("--samples", type=seed, nargs="+", metavar="N", help="few-shot samples (all five)")
-    help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] instead of the hub"
+    help = "read DIR/<data set>__<configuration>/<split>.jsonl[.gz] instead of the hub; "
+    help += "with --collection, its downloaded copy"
     add("--raw", type=Path, metavar="DIR", help=help)
     work = parser.work
     n_workers = min(4, os.cpu_count() or 1)
@@ -52,20 +58,26 @@ def _declare(parser: CommandParser) -> None:
     add("--verify", action="store_true", help=help)
     add("--status", action="store_true", help="do not build; show which files exist")
     add = parser.written.add_argument
-    help = "folder of the tasks (%(default)s)"
-    add("--out", type=Path, default="data/crossfit", metavar="DIR", help=help)
+    help = "folder of the tasks (data/crossfit, or data/ and the collection)"
+    add("--out", type=Path, metavar="DIR", help=help)
 
 
 @command(_declare)
 def main(options: argparse.Namespace) -> int:
     """Build, verify or list tasks, and print a table."""
-    from mttl.tasks.building.build_gym import check_task
+    from mttl.tasks.building.build_gym import COLLECTIONS, build_task, check_task
     from mttl.tasks.building.hub import hub_in_reach
     from mttl.tasks.sampling import SAMPLES
 
-    out, raw = options.out, options.raw
+    raw, name = options.raw, options.collection
+    out = options.out or Path("data", name or "crossfit")
     samples: list[int] = list(dict.fromkeys(options.samples or SAMPLES))
-    tasks = choose(options.tasks, options.partition, options.config)
+    if raw is not None and not raw.is_dir():
+        raise TaskError(f"--raw: the folder '{raw}' does not exist")
+    if name is not None and raw is None:
+        raise TaskError(f"--collection {name}: name the folder of its downloaded copy with --raw")
+    listed = None if name is None else {one.name: one for one in COLLECTIONS[name].tasks(raw)}
+    tasks = choose(options.tasks, options.partition, options.config, listed)
     if options.status:
         print_status(tasks, out, samples)
         return SUCCESS
@@ -73,8 +85,6 @@ def main(options: argparse.Namespace) -> int:
         outcomes = [check_task(task, out, samples=samples) for task in tasks]
         print_outcomes(outcomes)
         return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
-    if raw is not None and not raw.is_dir():
-        raise TaskError(f"--raw: the folder '{raw}' does not exist")
     names = [task.source.path for task in tasks if not task.source.unavailable]
     remote = raw is None and any(name and not Path(name).is_dir() for name in names)
     if remote and "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():
@@ -82,12 +92,20 @@ def main(options: argparse.Namespace) -> int:
         say("the hub is unreachable; only downloaded data can be used", stderr=True)
     refusal = TaskError(f"another mttl build is writing to '{out}'; wait for it or stop it.")
     with locked(out / ".lock", refusal):
-        outcomes = build(tasks, out, samples, raw, options.workers)
+        if listed is not None:
+            write_partition(listed.values(), out)
+        one = partial(build_task, collection=name)
+        outcomes = build(tasks, out, samples, raw, options.workers, one)
     return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
 
 
-def choose(names: Sequence[str] | None, partition: str | None, config: str | None) -> "list[Task]":
-    """Return the tasks that the options name; by default all of CrossFit's.
+def choose(
+    names: Sequence[str] | None,
+    partition: str | None,
+    config: str | None,
+    listed: "Mapping[str, Task] | None" = None,
+) -> "list[Task]":
+    """Return the tasks that the options name; by default all of CrossFit's, or those ``listed``.
 
     A partition is a file, or the name of one under ``configs/partitions``.
     """
@@ -96,7 +114,7 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
     from mttl.tasks.task_file import crossfit, load_tasks
 
     own = {} if config is None else load_tasks(config)
-    known = {**crossfit(), **own}
+    known = {**crossfit(), **own} if listed is None else listed
     wanted = list(names or ())
     if partition is not None:
         file = partition if partition.endswith(".json") else f"partitions/{partition}.json"
@@ -110,10 +128,27 @@ def choose(names: Sequence[str] | None, partition: str | None, config: str | Non
     return [known[name] for name in dict.fromkeys([*wanted, *(() if names else own)])]
 
 
+def write_partition(tasks: "Iterable[Task]", out: Path) -> None:
+    """Write the sides of a collection's tasks to ``partition.json``."""
+    from mttl.io.record import check
+    from mttl.tasks.partition import Partition
+
+    sides: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
+    for task in tasks:
+        sides[task.side].append(task.name)
+    path = out / "partition.json"
+    check(Partition, sides, str(path), TaskError).write(path)
+
+
 def build(
-    tasks: "list[Task]", out: Path, samples: list[int], raw: Path | None, n_workers: int
+    tasks: "list[Task]",
+    out: Path,
+    samples: list[int],
+    raw: Path | None,
+    n_workers: int,
+    one: "Callable[..., Outcome]",
 ) -> "list[Outcome]":
-    """Build tasks with a progress bar, and print their status even after an interrupt."""
+    """Build each task by ``one``, and print all statuses even after an interrupt."""
     from mttl.tasks.building.build_gym import build_many
     from mttl.tasks.sample_files import update_task_table
 
@@ -121,7 +156,8 @@ def build(
     outcomes: list[Outcome] = []
     try:
         with counting(console, "building", len(tasks)) as count:
-            for outcome in build_many(tasks, out, samples=samples, raw=raw, n_workers=n_workers):
+            given = {"samples": samples, "raw": raw, "n_workers": n_workers, "build": one}
+            for outcome in build_many(tasks, out, **given):
                 outcomes.append(outcome)
                 count.advance()
                 if not console.is_terminal:

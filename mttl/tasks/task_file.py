@@ -29,7 +29,7 @@ _HEADED = {
     "tree": ("LAS", "{words}", "{tree}"),
 }
 _SHOTS = {"classification": 16} | dict.fromkeys(("text-to-text", "dialogue", *_HEADED), 32)
-_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def load_tasks(path: str | Path) -> Mapping[str, Task]:
@@ -72,7 +72,7 @@ def parse_tasks(text: str, place: str, folder: Path | None = None) -> dict[str, 
             name = str(name)
         where = f"{place}, task '{name}'"
         keys = {**shared, **own} if isinstance(own, dict) else {}
-        if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
+        if not isinstance(name, str) or not TASK_NAME.fullmatch(name):
             raise TaskError(
                 f"{where}: a name must consist of letters, digits, '_', '-' and '.', because it is "
                 "part of file names; quote it if it looks like a number or a boolean"

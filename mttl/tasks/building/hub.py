@@ -52,13 +52,14 @@ def open_records(source: Source, split: str, raw: Path | None = None) -> Iterato
     if source.path is None:
         return file_records(source, split)
     if raw is not None:
-        return read_records(_raw_file(source, split, raw))
+        return read_records(raw_file(source, split, raw))
     if source.unavailable is not None:
         raise UnavailableError(source.unavailable)
     return hub_records(source, split)
 
 
-def _raw_file(source: Source, split: str, raw: Path) -> Path:
+def raw_file(source: Source, split: str, raw: Path) -> Path:
+    """Return the existing file of a split in a folder of raw records."""
     # The hub has moved most data sets into their owners' namespaces; the name itself is unchanged.
     name = (source.path or "").rsplit("/", 1)[-1]
     path = raw / f"{name}__{source.config or 'default'}" / f"{split}.jsonl"
@@ -74,7 +75,7 @@ def local_files(source: Source, raw: Path | None) -> list[Path]:
         files = (file for split in source.splits for file in record_files(split))
         return [file for file in files if file.is_file()]
     try:
-        return [] if raw is None else [_raw_file(source, split, raw) for split in source.splits]
+        return [] if raw is None else [raw_file(source, split, raw) for split in source.splits]
     except UnavailableError:
         return []
 
