@@ -94,7 +94,7 @@ def test_holdout(holdout, expected):
         ("    metric: ACC\n", "    options: [a, a]\n", "options: must be a list of at least two"),
         ("    metric: ACC\n", "    options: from dev\n", "two different answers, or 'from train'"),
         ("    metric: ACC\n", "    options: [true, false]\n", "quote true, false and null"),
-        ("    metric: ACC\n", "    options: from rows\n", "'from rows' needs 'choices' in 'columns'"),
+        ("    metric: ACC\n", "    options: from rows\n", "'from rows' needs 'choices' in"),
         ("metric: ACC", "metric: acc",
          'metric: "acc" must be one of exact, accuracy, json, regex, f1, rouge, ACC'),
         ("classification", "classify",
