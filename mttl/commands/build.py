@@ -16,8 +16,7 @@ Complete tasks are not rebuilt; a failed task does not stop the others. Exit cod
 import argparse
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +64,10 @@ def _declare(parser: CommandParser) -> None:
 @command(_declare)
 def main(options: argparse.Namespace) -> int:
     """Build, verify or list tasks, and print a table."""
-    from mttl.tasks.building.build_gym import COLLECTIONS, build_task, check_task
+    from mttl.io.record import check
+    from mttl.tasks.building.build_gym import COLLECTIONS, check_task
     from mttl.tasks.building.hub import hub_in_reach
+    from mttl.tasks.partition import SIDES, Partition
     from mttl.tasks.sampling import SAMPLES
 
     raw, name = options.raw, options.collection
@@ -76,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
     if name is not None and raw is None:
         raise TaskError(f"--collection {name}: name the folder of its downloaded copy with --raw")
-    listed = None if name is None else {one.name: one for one in COLLECTIONS[name].tasks(raw)}
+    listed = COLLECTIONS[name](raw) if name is not None else []
     tasks = choose(options.tasks, options.partition, options.config, listed)
     if options.status:
         print_status(tasks, out, samples)
@@ -92,10 +93,11 @@ def main(options: argparse.Namespace) -> int:
         say("the hub is unreachable; only downloaded data can be used", stderr=True)
     refusal = TaskError(f"another mttl build is writing to '{out}'; wait for it or stop it.")
     with locked(out / ".lock", refusal):
-        if listed is not None:
-            write_partition(listed.values(), out)
-        one = partial(build_task, collection=name)
-        outcomes = build(tasks, out, samples, raw, options.workers, one)
+        if name is not None:
+            sides = {side: [one.name for one in listed if one.side == side] for side in SIDES}
+            path = out / "partition.json"
+            check(Partition, sides, str(path), TaskError).write(path)
+        outcomes = build(tasks, out, samples, raw, options.workers)
     return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
 
 
@@ -103,9 +105,9 @@ def choose(
     names: Sequence[str] | None,
     partition: str | None,
     config: str | None,
-    listed: "Mapping[str, Task] | None" = None,
+    listed: "Sequence[Task]" = (),
 ) -> "list[Task]":
-    """Return the tasks that the options name; by default all of CrossFit's, or those ``listed``.
+    """Return the tasks that the options name; by default all of CrossFit's or all ``listed``.
 
     A partition is a file, or the name of one under ``configs/partitions``.
     """
@@ -113,8 +115,8 @@ def choose(
     from mttl.tasks.partition import Partition
     from mttl.tasks.task_file import crossfit, load_tasks
 
-    own = {} if config is None else load_tasks(config)
-    known = {**crossfit(), **own} if listed is None else listed
+    own = {one.name: one for one in listed} if config is None else load_tasks(config)
+    known = own if listed else {**crossfit(), **own}
     wanted = list(names or ())
     if partition is not None:
         file = partition if partition.endswith(".json") else f"partitions/{partition}.json"
@@ -125,30 +127,14 @@ def choose(
     for name in wanted:
         if name not in known:
             raise TaskError(f"unknown task '{name}'.{nearest(name, known)}")
-    return [known[name] for name in dict.fromkeys([*wanted, *(() if names else own)])]
-
-
-def write_partition(tasks: "Iterable[Task]", out: Path) -> None:
-    """Write the sides of a collection's tasks to ``partition.json``."""
-    from mttl.io.record import check
-    from mttl.tasks.partition import Partition
-
-    sides: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
-    for task in tasks:
-        sides[task.side].append(task.name)
-    path = out / "partition.json"
-    check(Partition, sides, str(path), TaskError).write(path)
+    more = () if names or (listed and wanted) else own
+    return [known[name] for name in dict.fromkeys([*wanted, *more])]
 
 
 def build(
-    tasks: "list[Task]",
-    out: Path,
-    samples: list[int],
-    raw: Path | None,
-    n_workers: int,
-    one: "Callable[..., Outcome]",
+    tasks: "list[Task]", out: Path, samples: list[int], raw: Path | None, n_workers: int
 ) -> "list[Outcome]":
-    """Build each task by ``one``, and print all statuses even after an interrupt."""
+    """Build tasks with a progress bar, and print their status even after an interrupt."""
     from mttl.tasks.building.build_gym import build_many
     from mttl.tasks.sample_files import update_task_table
 
@@ -156,8 +142,7 @@ def build(
     outcomes: list[Outcome] = []
     try:
         with counting(console, "building", len(tasks)) as count:
-            given = {"samples": samples, "raw": raw, "n_workers": n_workers, "build": one}
-            for outcome in build_many(tasks, out, **given):
+            for outcome in build_many(tasks, out, samples=samples, raw=raw, n_workers=n_workers):
                 outcomes.append(outcome)
                 count.advance()
                 if not console.is_terminal:

@@ -11,7 +11,7 @@ import hashlib
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from mttl.io.errors import MttlError, TaskError
 from mttl.io.files import DISK_REFUSES
 from mttl.io.record import Record
 from mttl.tasks.building import sni, t0
-from mttl.tasks.building.collection import Collection
+from mttl.tasks.building.collection import CollectedTask
 from mttl.tasks.building.hub import UnavailableError, local_files, open_records
 from mttl.tasks.sample_files import file_names, fingerprint, write_samples
 from mttl.tasks.sampling import SAMPLES
@@ -33,10 +33,7 @@ from mttl.tasks.task import Task, published_sums
 
 RECORD = ".built.json"
 _SECONDS_TO_LEAVE = 5
-COLLECTIONS = {
-    "sni": Collection(sni.tasks, sni.files, sni.records),
-    "t0": Collection(t0.tasks, t0.files, t0.records),
-}
+COLLECTIONS = {"sni": sni.tasks, "t0": t0.tasks}  # tasks of a copy
 
 Status = Literal["verified", "built", "differs", "incomplete", "unavailable", "failed"]
 
@@ -65,24 +62,15 @@ class _Built(Record):
 
 
 def build_task(
-    task: Task,
-    out: Path,
-    *,
-    samples: Sequence[int] = SAMPLES,
-    raw: Path | None = None,
-    collection: str | None = None,
+    task: Task, out: Path, *, samples: Sequence[int] = SAMPLES, raw: Path | None = None
 ) -> Outcome:
     """Build the files of a task, unless they are complete.
 
-    ``raw`` is the copy of the task's ``collection``, if it has one. Raises an `OSError` if a file
-    cannot be written.
+    Raises an `OSError` if a file cannot be written.
     """
-    files: Iterable[Path] = local_files(task.source, raw)
-    opened = partial(open_records, raw=raw)
-    if collection is not None and raw is not None:
-        published, copy = COLLECTIONS[collection], raw
-        files = filter(Path.is_file, published.files(task, copy))
-        opened = lambda _, split: published.records(task, split, copy)  # noqa: E731
+    opened, files = partial(open_records, raw=raw), local_files(task.source, raw)
+    if isinstance(task, CollectedTask):
+        opened, files = (lambda _, split: task.records(split)), task.files()
     made_from = fingerprint(task, files)
     found = check_task(task, out, samples=samples, made_from=made_from)
     if found.status != "incomplete":

@@ -1,33 +1,37 @@
-"""What the builder needs of a published collection of tasks."""
+"""Tasks of a published collection, which are read from its downloaded copy."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
+from mttl.io.record import STRICT
 from mttl.tasks.task import Task
 from mttl.tasks.template import Record
 
 MOST_HELD_OUT = 100
 
 
-@dataclass(frozen=True)
-class Collection:
-    """Functions of a collection, whose last argument is the folder of its downloaded copy.
+@dataclass(frozen=True, config=STRICT)
+class CollectedTask(Task):
+    """A task of a collection, and the folder of the copy."""
 
-    ``tasks`` lists the tasks with their sides; ``files`` are those that a task is read from, also
-    missing ones; ``records`` yields the records of one of its splits.
-    """
+    folder: Path = Path()
 
-    tasks: Callable[[Path], list[Task]]
-    files: Callable[[Task, Path], list[Path]]
-    records: Callable[[Task, str, Path], Iterator[Record]]
+    def files(self) -> list[Path]:
+        """Return the existing files of its records."""
+        raise NotImplementedError
+
+    def records(self, split: str) -> Iterator[Record]:
+        """Yield the records of a split."""
+        raise NotImplementedError
 
 
 def part(items: Sequence[Any], split: str) -> Sequence[Any]:
-    """Return one of three parts: the first 100 items are test, the next 100 dev, others train.
+    """Return one of three parts: at most 100 items are test, then at most 100 dev, others train.
 
-    Of fewer than 200 items half are test; of the others, dev takes at most half.
+    Of fewer than 200 items half are test, and of others at most half are dev.
     """
     n_test = min(MOST_HELD_OUT, len(items) // 2)
     n_dev = min(MOST_HELD_OUT, (len(items) - n_test) // 2)

@@ -4,8 +4,8 @@ A copy has ``tasks/<task>.json`` and, as published split, ``splits/default/{trai
 The first 100 instances of a task are test rows, as `splits/README.md` says.
 
 References:
-    Wang et al., EMNLP 2022, arXiv:2204.07705. The prompt is that of Tk-Instruct, with the
-    definition only, as Caccia et al., NeurIPS 2023, arXiv:2211.03831, train on 100 instances.
+    Wang et al., EMNLP 2022, arXiv:2204.07705. The prompt is that of Tk-Instruct with the definition
+    only, as Caccia et al., NeurIPS 2023, arXiv:2211.03831, use it with 100 training rows.
 """
 
 import string
@@ -15,39 +15,50 @@ from typing import Any
 
 from mttl.io.errors import TaskError
 from mttl.io.reading import read_json, read_text, shown
-from mttl.tasks.building.collection import part
-from mttl.tasks.task import Side, Source, Task
+from mttl.tasks.building.collection import CollectedTask, part
+from mttl.tasks.task import Source
 from mttl.tasks.task_file import TASK_NAME
 from mttl.tasks.template import Record
 
 N_ROWS = 100
 
 
-def tasks(raw: Path) -> list[Task]:
+class _SniTask(CollectedTask):
+    def files(self) -> list[Path]:
+        return [_file(self.folder, self.name)]
+
+    def records(self, split: str) -> Iterator[Record]:
+        """Yield prompts with the outputs that are not blank; skip instances without any."""
+        (file,) = self.files()
+        instances = _content(file).get("Instances")
+        if not isinstance(instances, list):
+            raise TaskError(f"{file}: 'Instances' is {shown(instances)}; it must be a list")
+        for number, instance in part(list(enumerate(instances, 1)), split):
+            match instance:
+                case {"input": str(text), "output": [str(), *_] as outputs}:
+                    if kept := [one for one in map(str, outputs) if one.strip()]:
+                        yield {"input": prompt(self.description, text), "output": kept}
+                case _:
+                    form = "'input' must be a text, and 'output' a list of texts"
+                    raise TaskError(f"{file}: instance {number} is {shown(instance)}; {form}")
+
+
+def tasks(raw: Path) -> list[CollectedTask]:
     """Return the tasks of the default split; raises a `TaskError` for a wrong file."""
-    return [*_side("train", raw), *_side("test", raw)]
-
-
-def files(task: Task, raw: Path) -> list[Path]:
-    """Return the file of a task."""
-    return [raw / "tasks" / f"{task.name}.json"]
-
-
-def records(task: Task, split: str, raw: Path) -> Iterator[Record]:
-    """Yield prompts with all outputs that are not blank; instances without any are skipped."""
-    (file,) = files(task, raw)
-    content = read_json(file, TaskError, dict)
-    definition, instances = _definition(content, file), content.get("Instances")
-    if not isinstance(instances, list):
-        raise TaskError(f"{file}: 'Instances' is {shown(instances)}; it must be a list")
-    for number, instance in part(list(enumerate(instances, 1)), split):
-        match instance:
-            case {"input": str(text), "output": [str(), *_] as outputs}:
-                if kept := [one for one in map(str, outputs) if one.strip()]:
-                    yield {"input": prompt(definition, text), "output": kept}
-            case _:
-                form = "'input' must be a text, and 'output' a list of texts"
-                raise TaskError(f"{file}: instance {number} is {shown(instance)}; {form}")
+    found: list[CollectedTask] = []
+    for side in ("train", "test"):
+        file = raw / "splits" / "default" / f"{side}_tasks.txt"
+        for name in read_text(file, TaskError).split():
+            if not TASK_NAME.fullmatch(name):
+                raise TaskError(f"{file}: '{name}' must be the name of a task; correct the line")
+            content = _content(_file(raw, name))
+            keys: dict[str, Any] = {"input": "{input}", "output": "{output}", "metric": "Rouge-L"}
+            keys |= {"k": N_ROWS, "kind": "text-to-text", "references": "all", "side": side}
+            keys["category"] = f"sni/{next(iter(content.get('Categories') or ()), 'other')}"
+            source = Source(name, train="train", dev="dev", test="test")
+            words = content["Definition"][0]
+            found.append(_SniTask(name=name, source=source, description=words, folder=raw, **keys))
+    return found
 
 
 def prompt(definition: str, text: str) -> str:
@@ -57,32 +68,18 @@ def prompt(definition: str, text: str) -> str:
     return f"{head}\n\nNow complete the following example -\n{body}\nOutput: "
 
 
-def _side(side: Side, raw: Path) -> Iterator[Task]:
-    file = raw / "splits" / "default" / f"{side}_tasks.txt"
-    for name in read_text(file, TaskError).split():
-        if not TASK_NAME.fullmatch(name):
-            raise TaskError(f"{file}: '{name}' must be the name of a task; correct the line")
-        path = raw / "tasks" / f"{name}.json"
-        content: Any = read_json(path, TaskError, dict)
-        categories = content.get("Categories")
-        yield Task(
-            name=name,
-            source=Source(name, train="train", dev="dev", test="test"),
-            k=N_ROWS,
-            kind="text-to-text",
-            input="{input}",
-            output="{output}",
-            references="all",
-            metric="Rouge-L",
-            category=f"sni/{categories[0] if categories else 'other'}",
-            description=_definition(content, path),
-            side=side,
-        )
+def _file(raw: Path, name: str) -> Path:
+    return raw / "tasks" / f"{name}.json"
 
 
-def _definition(content: Any, file: Path) -> str:
+def _content(file: Path) -> Any:
+    """Return the content of a task's file, whose definition is a list."""
+    content = read_json(file, TaskError, dict)
     match content.get("Definition"):
-        case [str(text), *_] | str(text) if text.strip():
-            return text
+        case str(text) if text.strip():
+            content["Definition"] = [text]
+        case [str(text), *_] if text.strip():
+            pass
         case other:
             raise TaskError(f"{file}: 'Definition' is {shown(other)}; it must be a list of texts")
+    return content

@@ -14,25 +14,26 @@ References:
 
 import random
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from importlib.resources import files as package_files
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from statistics import multimode
+from typing import Any, NamedTuple
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.filters import do_truncate
 from jinja2.sandbox import SandboxedEnvironment
+from pydantic.dataclasses import dataclass
 
 from mttl.io import yaml12
-from mttl.io.errors import TaskError
+from mttl.io.errors import TaskError, raised_as
 from mttl.io.reading import read_text, reason, shown
-from mttl.tasks.building.collection import MOST_HELD_OUT, part
+from mttl.io.record import STRICT
+from mttl.tasks.building.collection import MOST_HELD_OUT, CollectedTask, part
 from mttl.tasks.building.hub import UnavailableError, raw_file
 from mttl.tasks.rows import RECORD_ENDINGS, read_records
-from mttl.tasks.task import CHOICES, FROM_ROWS, Source, Task
+from mttl.tasks.task import CHOICES, FROM_ROWS, Source
 from mttl.tasks.template import Record
 
 N_ROWS = 1000
@@ -43,100 +44,145 @@ _ROUND = re.compile("_(r[123])$")  # of ANLI, in the names of its splits
 # What a template may raise for a record.
 _FAILURES = (TemplateError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 
+_Choose = Callable[[Iterator[Any]], Iterable[Any]]
 
-@dataclass(frozen=True)
-class _Template:
+
+class _Template(NamedTuple):
     """A template of promptsource; ``task`` is its name in P3."""
 
     task: str
     jinja: str
     choices: str | None
-    original: bool
+    original: bool | None
     place: str
 
-    def folder(self, split: str, raw: Path) -> Path:
-        """Return the folder of P3's rows."""
-        return raw / "_".join([self.task, *_ROUND.findall(split)])
+
+@dataclass(frozen=True, config=STRICT)
+class _T0Task(CollectedTask):
+    templates: tuple[_Template, ...] = ()
+
+    def files(self) -> list[Path]:
+        folder = self.folder / f"{self.source.path}__{self.source.config or 'default'}"
+        folders = [*self._published(self.source.train), *([folder] if folder.is_dir() else [])]
+        return [file for one in folders for file in sorted(one.iterdir())]
+
+    def records(self, split: str) -> Iterator[Record]:
+        """Yield prompts with answers and choices; skip what a template leaves empty."""
+        if self.side == "test":
+            return self._rows(split, iter)
+        return iter(part(list(self._rows("train", _drawn)), split))
+
+    def _published(self, split: str) -> list[Path]:
+        """Return the existing folders of P3."""
+        names = ("_".join([one.task, *_ROUND.findall(split)]) for one in self.templates)
+        return [self.folder / name for name in names if (self.folder / name).is_dir()]
+
+    def _rows(self, split: str, choose: _Choose) -> Iterator[Record]:
+        published = self._published(split)
+        for place, folder in enumerate(published):  # all have the rows of the data set
+            rows = _p3_rows(folder, _ROUND.sub("", split))
+            for record in choose(islice(rows, place, None, len(published))):
+                match record:
+                    case {"inputs_pretokenized": str(text), "targets_pretokenized": str(answer)}:
+                        yield from _row(text, answer, record.get("answer_choices"))
+                    case _:
+                        form = "texts as 'inputs_pretokenized' and 'targets_pretokenized'"
+                        raise TaskError(f"'{folder}': the row {shown(record)} must have {form}")
+        if published:
+            return
+        file = raw_file(self.source, split, self.folder)
+        environment = SandboxedEnvironment(undefined=StrictUndefined)  # templates run no code
+        environment.globals["zip"] = zip
+        environment.filters |= {"choice": random.Random(_SEED).choice, "most_frequent": multimode}
+        applied = [_applied(one, environment, file) for one in self.templates]
+        for number, record in choose(enumerate(read_records(file), 1)):
+            start = number % len(applied)
+            turns = (apply(record, number) for apply in (*applied[start:], *applied[:start]))
+            yield from next(filter(None, turns), ())
 
 
-def tasks(raw: Path) -> list[Task]:
+def tasks(raw: Path) -> list[CollectedTask]:
     """Return the tasks whose templates exist; raises a `TaskError` if there are none."""
-    text = package_files("mttl.tasks.building").joinpath("t0.yaml").read_text("utf-8")
-    table, found = yaml12.parse_at("t0.yaml", text, TaskError), list[Task]()
+    text = files("mttl.tasks.building").joinpath("t0.yaml").read_text("utf-8")
+    table, found = yaml12.parse_at("t0.yaml", text, TaskError), list[CollectedTask]()
+    train: Any = {"k": N_ROWS, "side": "train", "dev": "dev", "test": "test"}
     for category, names in table["train"].items():
-        for name in names:
-            source = _source(name, train="train", dev="dev", test="test")
-            for one in _templates(source, raw):
+        for data in names:
+            for one in _templates(data, raw):
                 if one.task not in table["omitted"]:
-                    own = {"side": "train", "k": N_ROWS, "category": f"t0/{category}"}
-                    found.append(_task(one.task, source, [one], **own))
+                    found.append(_task(one.task, raw, data, [one], category=category, **train))
     for name, own in table["test"].items():
-        sides = {"train": own.get("train", "train"), "test": own.get("test", "validation")}
-        source = _source(own.get("data", name), **sides)
-        if originals := _originals(source, raw):
-            more = {"side": "test", "k": own.get("k", 32), "category": f"t0/{own['category']}"}
-            found.append(_task(name.replace("/", "_"), source, originals, **more))
+        data = own.pop("data", name)
+        originals = [one for one in _templates(data, raw) if one.original and one.choices]
+        if originals:
+            found.append(_task(name.replace("/", "_"), raw, data, originals, **own))
     if not found:
         advice = "copy that folder of github.com/bigscience-workshop/promptsource there"
         raise TaskError(f"'{raw}' has no 'templates' with a data set of T0; {advice}")
     return found
 
 
-def files(task: Task, raw: Path) -> list[Path]:
-    """Return the templates and all files of the rows of a task."""
-    source = task.source
-    folders = [one.folder(source.train, raw) for one in _own_templates(task, raw)]
-    folders.append(raw / f"{source.path}__{source.config or 'default'}")
-    found = (file for one in folders if one.is_dir() for file in sorted(one.iterdir()))
-    return [_template_file(source, raw), *found]
-
-
-def records(task: Task, split: str, raw: Path) -> Iterator[Record]:
-    """Yield prompts with the answer and its choices; what a template leaves empty is skipped."""
-    if task.side == "test":
-        return _rows(task, split, raw, iter)
-    return iter(part(list(_rows(task, "train", raw, _drawn)), split))
-
-
-def _rows(
-    task: Task, split: str, raw: Path, choose: Callable[[Iterator[Any]], Iterable[Any]]
-) -> Iterator[Record]:
-    templates = _own_templates(task, raw)
-    folders = [one.folder(split, raw) for one in templates]
-    if published := [one for one in folders if one.is_dir()]:
-        for place, folder in enumerate(published):  # all have the rows of the data set
-            rows = islice(_published(folder, _ROUND.sub("", split)), place, None, len(published))
-            for where, record in choose(rows):
-                match record:
-                    case {"inputs_pretokenized": str(text), "targets_pretokenized": str(answer)}:
-                        yield from _row(text, answer, record.get("answer_choices"))
-                    case _:
-                        form = "texts as 'inputs_pretokenized' and 'targets_pretokenized'"
-                        raise TaskError(f"{where}: {shown(record)} must have {form}")
-        return
-    try:
-        file = raw_file(task.source, split, raw)
-    except UnavailableError as error:
-        raise UnavailableError(f"{error} and no folder '{folders[0].name}' of P3") from error
-    environment = _environment()
-    applied = [_compiled(one, environment) for one in templates]
-    for number, record in choose(enumerate(read_records(file), 1)):
-        start = number % len(applied)
-        for apply in (*applied[start:], *applied[:start]):
-            if found := apply(record, f"{file}, row {number}"):
-                yield from found
-                break
-
-
-def _published(folder: Path, split: str) -> Iterator[tuple[str, Record]]:
-    """Yield the rows of a split of a task of P3, each with its place."""
-    found = sorted(
-        file for file in folder.glob(f"{split}[-.]*") if file.name.endswith(RECORD_ENDINGS)
+def _task(
+    name: str,
+    raw: Path,
+    data: str,
+    templates: Sequence[_Template],
+    *,
+    category: str,
+    k: int = 32,
+    side: str = "test",
+    train: str = "train",
+    dev: str | None = None,
+    test: str = "validation",
+) -> _T0Task:
+    path, _, config = data.partition("/")
+    keys: dict[str, Any] = {"metric": "Rouge-L", "side": side, "k": k, "kind": "text-to-text"}
+    if all(one.choices for one in templates):
+        keys |= {"metric": "accuracy", "options": (FROM_ROWS,), "columns": (CHOICES,)}
+    return _T0Task(
+        name=name,
+        source=Source(path, config=config or None, train=train, dev=dev, test=test),
+        input="{input}",
+        output="{output}",
+        category=f"t0/{category}",
+        description="",
+        folder=raw,
+        templates=tuple(templates),
+        **keys,
     )
+
+
+def _templates(data: str, raw: Path) -> list[_Template]:
+    """Return the templates of a data set by name; none without the file."""
+    file, found = raw / "templates" / data / "templates.yaml", list[_Template]()
+    if not file.is_file():
+        return []
+    text = re.sub(r"(?m)(?<=:) !Template(Metadata)?$", "", read_text(file, TaskError))
+    tree = yaml12.parse_at(str(file), text, TaskError)
+    if not isinstance(tree, dict) or not isinstance(tree.get("templates"), dict):
+        raise TaskError(f"{file}: the key 'templates' with templates by number is missing")
+    for one in tree["templates"].values():
+        match one:
+            case {
+                "name": str(name),
+                "jinja": str(jinja),
+                "answer_choices": str() | None as choices,
+                "metadata": {"original_task": bool() | None as original},
+            }:
+                task = re.sub(r"[^\w.]+", "_", f"{data.replace('/', '_')}_{name}")
+                found.append(_Template(task, jinja, choices, original, f"{file}, '{name}'"))
+            case _:
+                form = "name, jinja, answer_choices and metadata.original_task"
+                raise TaskError(f"{file}: the template {shown(one)} must have {form}")
+    return sorted(found)
+
+
+def _p3_rows(folder: Path, split: str) -> Iterator[Record]:
+    found = [file for file in folder.glob(f"{split}[-.]*") if file.name.endswith(RECORD_ENDINGS)]
     if not found:
         raise UnavailableError(f"'{folder}' has no file {split}*.parquet or {split}*.jsonl[.gz]")
-    for file in found:
-        yield from ((f"{file}, row {n}", row) for n, row in enumerate(read_records(file), 1))
+    for file in sorted(found):
+        yield from read_records(file)
 
 
 def _drawn(rows: Iterator[Any]) -> list[Any]:
@@ -151,119 +197,38 @@ def _drawn(rows: Iterator[Any]) -> list[Any]:
 
 
 def _row(text: str, answer: str, choices: Iterable[str] | None) -> list[Record]:
-    """Return a row, or none if a text is blank or there is no choice."""
-    row: dict[str, Any] = {"input": text, "output": answer}
-    if choices is not None:
-        row[CHOICES] = list(dict.fromkeys(choices))
-    whole = text.strip() and answer.strip() and len(row.get(CHOICES, (1, 2))) > 1
-    return [row] if whole else []
+    """Return a row, or none if a text is blank or there is a single choice."""
+    own = None if choices is None else list(dict.fromkeys(choices))
+    if not text.strip() or not answer.strip() or (own is not None and len(own) < 2):
+        return []
+    return [{"input": text, "output": answer} | ({CHOICES: own} if own else {})]
 
 
-def _environment() -> SandboxedEnvironment:
-    """Return promptsource's dialect of Jinja, which runs no code; `choice` is drawn with a seed."""
-    environment = SandboxedEnvironment(undefined=StrictUndefined)
-    environment.globals["zip"] = zip
-    environment.filters["choice"] = random.Random(_SEED).choice
-    environment.filters["most_frequent"] = _most_frequent
-    return environment
-
-
-def _most_frequent(items: Iterable[Any]) -> list[Any]:
-    counts = Counter(items)
-    return [item for item, count in counts.items() if count == max(counts.values())]
-
-
-def _compiled(
-    template: _Template, environment: SandboxedEnvironment
-) -> Callable[[Record, str], list[Record]]:
-    """Return a function from a record and its place to a row, or none."""
+def _applied(
+    template: _Template, environment: SandboxedEnvironment, file: Path
+) -> Callable[[Record, int], list[Record]]:
+    """Return a function from a record and its number to a row, or none."""
     limited = environment.overlay(
         finalize=lambda value: do_truncate(environment, str(value), _LONGEST)
     )
-    try:
+    with raised_as(TaskError, template.place, TemplateError, text=reason):
         body = limited.from_string(template.jinja)
         listed = environment.from_string(template.choices or "")
-    except TemplateError as error:
-        raise TaskError(f"{template.place} is not a template of Jinja: {reason(error)}") from error
 
-    def apply(record: Record, place: str) -> list[Record]:
-        values = {
-            key.replace("-", "_"): value.replace(_SEPARATOR, _PROTECTED)
-            if isinstance(value, str)
-            else value
-            for key, value in record.items()
-        }
-        try:
-            choices = None if template.choices is None else _split(listed.render(values))
-            parts = _split(body.render(values | {"answer_choices": choices}))
-        except _FAILURES as error:
-            raise TaskError(f"{template.place} does not fit {place}: {reason(error)}") from error
-        return _row(*parts, choices) if len(parts) == 2 else []
+    def apply(record: Record, number: int) -> list[Record]:
+        values = {key.replace("-", "_"): _protected(value) for key, value in record.items()}
+        place = f"{template.place} does not fit {file}, row {number}"
+        with raised_as(TaskError, place, *_FAILURES, text=reason):
+            choices = _split(listed.render(values)) if template.choices else None
+            text, *rest = _split(body.render(values | {"answer_choices": choices}))
+        return _row(text, rest[0], choices) if len(rest) == 1 else []
 
     return apply
 
 
+def _protected(value: Any) -> Any:
+    return value.replace(_SEPARATOR, _PROTECTED) if isinstance(value, str) else value
+
+
 def _split(text: str) -> list[str]:
     return [one.replace(_PROTECTED, _SEPARATOR).strip() for one in text.split(_SEPARATOR)]
-
-
-def _source(name: str, **splits: str) -> Source:
-    path, _, config = name.partition("/")
-    return Source(path, config=config or None, **splits)
-
-
-def _task(name: str, source: Source, templates: list[_Template], **more: Any) -> Task:
-    ranked = all(one.choices is not None for one in templates)
-    return Task(
-        name=name,
-        source=source,
-        kind="text-to-text",
-        input="{input}",
-        output="{output}",
-        metric="accuracy" if ranked else "Rouge-L",
-        options=(FROM_ROWS,) if ranked else (),
-        columns=(CHOICES,) if ranked else (),
-        description="",
-        **more,
-    )
-
-
-def _own_templates(task: Task, raw: Path) -> list[_Template]:
-    if task.side == "test":
-        return _originals(task.source, raw)
-    return [one for one in _templates(task.source, raw) if one.task == task.name]
-
-
-def _originals(source: Source, raw: Path) -> list[_Template]:
-    """Return the templates with choices of the data set's own task."""
-    return [one for one in _templates(source, raw) if one.original and one.choices is not None]
-
-
-def _template_file(source: Source, raw: Path) -> Path:
-    return raw.joinpath("templates", *filter(None, (source.path, source.config)), "templates.yaml")
-
-
-def _templates(source: Source, raw: Path) -> list[_Template]:
-    """Return the templates of a data set by name; none without the file."""
-    file = _template_file(source, raw)
-    if not file.is_file():
-        return []
-    text = re.sub(r"(?m)(?<=:) !Template(Metadata)?$", "", read_text(file, TaskError))
-    tree, found = yaml12.parse_at(str(file), text, TaskError), list[_Template]()
-    if not isinstance(tree, dict) or not isinstance(tree.get("templates"), dict):
-        raise TaskError(f"{file}: the key 'templates' with templates by number is missing")
-    for one in tree["templates"].values():
-        match one:
-            case {
-                "name": str(name),
-                "jinja": str(jinja),
-                "answer_choices": str() | None as choices,
-                "metadata": {"original_task": bool() | None as original},
-            }:
-                words = "_".join(filter(None, (source.path, source.config, name)))
-                task, place = re.sub(r"[^\w.]+", "_", words), f"{file}, template '{name}'"
-                found.append(_Template(task, jinja, choices, bool(original), place))
-            case _:
-                form = "name, jinja, answer_choices and metadata.original_task"
-                raise TaskError(f"{file}: the template {shown(one)} must have {form}")
-    return sorted(found, key=lambda one: one.task)

@@ -76,10 +76,10 @@ def test_records_have_all_outputs_but_blank_ones(tmp_path: Path) -> None:
     blank = [{"input": "x", "output": ["no", " "]}, {"input": "y", "output": [""]}]
     root = write(tmp_path, {**CONTENT, "Instances": [*INSTANCES[:2], *blank]})
     task = sni.tasks(root)[0]
-    (record,) = sni.records(task, "dev", root)
+    (record,) = task.records("dev")
     assert record == {"input": sni.prompt("Say yes", "x"), "output": ["no"]}
-    assert list(sni.records(task, "train", root)) == []
-    assert [one["output"] for one in sni.records(task, "test", root)] == [["yes", "Yes."]] * 2
+    assert list(task.records("train")) == []
+    assert [one["output"] for one in task.records("test")] == [["yes", "Yes."]] * 2
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_records_have_all_outputs_but_blank_ones(tmp_path: Path) -> None:
 def test_wrong_files_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     root = write(tmp_path, {**CONTENT, **change})
     with pytest.raises(TaskError, match=message):
-        list(sni.records(sni.tasks(root)[0], "train", root))
+        list(sni.tasks(root)[0].records("train"))
 
 
 def test_lists_of_tasks_are_checked(tmp_path: Path) -> None:
