@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
     if name is not None and raw is None:
         raise TaskError(f"--collection {name}: name the folder of its downloaded copy with --raw")
-    listed = COLLECTIONS[name](raw) if name is not None else []
+    listed = COLLECTIONS[name](raw) if name is not None and raw is not None else []
     tasks = choose(options.tasks, options.partition, options.config, listed)
     if options.status:
         print_status(tasks, out, samples)

@@ -14,7 +14,7 @@ References:
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -126,30 +126,21 @@ def _task(
     name: str,
     raw: Path,
     data: str,
-    templates: Sequence[_Template],
+    templates: list[_Template],
     *,
     category: str,
     k: int = 32,
     side: str = "test",
-    train: str = "train",
-    dev: str | None = None,
-    test: str = "validation",
+    **splits: Any,
 ) -> _T0Task:
     path, _, config = data.partition("/")
-    keys: dict[str, Any] = {"metric": "Rouge-L", "side": side, "k": k, "kind": "text-to-text"}
+    splits = {"train": "train", "test": "validation"} | splits
+    keys: dict[str, Any] = {"source": Source(path, config=config or None, **splits), "side": side}
+    keys |= {"kind": "text-to-text", "input": "{input}", "output": "{output}", "description": ""}
+    keys |= {"metric": "Rouge-L", "category": f"t0/{category}", "templates": tuple(templates)}
     if all(one.choices for one in templates):
         keys |= {"metric": "accuracy", "options": (FROM_ROWS,), "columns": (CHOICES,)}
-    return _T0Task(
-        name=name,
-        source=Source(path, config=config or None, train=train, dev=dev, test=test),
-        input="{input}",
-        output="{output}",
-        category=f"t0/{category}",
-        description="",
-        folder=raw,
-        templates=tuple(templates),
-        **keys,
-    )
+    return _T0Task(name=name, k=k, folder=raw, **keys)
 
 
 def _templates(data: str, raw: Path) -> list[_Template]:
