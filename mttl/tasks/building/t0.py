@@ -39,7 +39,8 @@ from mttl.tasks.template import Record
 N_ROWS = 1000
 _SEED = 42
 _LONGEST = 2048  # characters of a variable, as in P3
-_SEPARATOR, _PROTECTED = "|||", "\x00bars\x00"
+# A separator in data is replaced as in promptsource, since the templates of multi_news name that.
+_SEPARATOR, _PROTECTED = "|||", "3ed2dface8203c4c9dfb1a5dc58e41e0"
 _ROUND = re.compile("_(r[123])$")  # of ANLI, in the names of its splits
 # What a template may raise for a record.
 _FAILURES = (TemplateError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
