@@ -93,6 +93,12 @@ def test_templates_for_training_are_tasks_and_held_out_data_sets_too(tmp_path: P
             {"a": "x ||| y", "b": "z"},
             ("x ||| y", "z", None),
         ),
+        (  # as multi_news, whose templates name what promptsource puts for the bars
+            "{{ a.split('3ed2dface8203c4c9dfb1a5dc58e41e0||') | last }} ||| {{b}}",
+            "null",
+            {"a": "x ||||| y", "b": "z"},
+            ("y", "z", None),
+        ),
         (
             "{{ [a, a, b] | most_frequent }}{{ ['!'] | choice }} ||| {{ zip(a, b) | list }}",
             "null",
@@ -145,7 +151,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         list(t0.tasks(tmp_path)[0].records("train"))
     write_jsonl(tmp_path / "imdb_can_we_infer/train.jsonl", [{"inputs": [3]}])
     with pytest.raises(
-        TaskError, match=r"train.jsonl, row 1: .* must have texts as 'inputs_pretok"
+        TaskError, match=r"imdb_can_we_infer': the row .* must have texts as 'inputs_"
     ):
         list(t0.tasks(tmp_path)[0].records("train"))
     text = file.read_text(encoding="utf-8")
