@@ -31,8 +31,11 @@ def build_imported(
     tasks: Sequence[str],
     *,
     logits: Mapping[str, Tensor] | None = None,
+    experts: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Built:
     """Put imported low-rank skills on a backbone; factors (K, I, r) and (K, O, r) by layer.
+
+    ``experts`` has the tensors of `MoELayer` by block, if blocks have experts.
 
     The sections skills and router, or moe, must match the number, rank and layers of the skills.
     The polytropon router starts from the given logits (T, H, K) of every layer, or approximately
@@ -48,6 +51,9 @@ def build_imported(
                 own = CERTAIN * (2 * torch.eye(model.router.n_skills) - 1)[:, None]
                 model.router.logits[layer.group] = own if logits is None else logits[path]
         for path, layer in model.token_layers().items():
+            if experts is not None:
+                layer.load_state_dict({**layer.state_dict(), **experts[path]})
+                continue
             _fill(layer.experts, *layers[path])
             layer.read_members()
     model.eval()

@@ -6,7 +6,8 @@ mttl import adapters/poly --tasks verb_past,noun_plural --out runs/imported
 
 Several LoRA adapters of one model become the skills of an inventory, padded to the largest rank;
 each adapter is a task that uses one skill. A Poly adapter is imported as an inventory with its
-router. The result is a run for `mttl.load`, mttl adapt and the other commands.
+router, and a MixLoRA adapter with its experts. The result is a run for `mttl.load`, mttl adapt and
+the other commands.
 """
 
 import argparse
@@ -19,13 +20,10 @@ from mttl.io.errors import CheckpointError, ConfigError
 from mttl.runtime.command import make_console, say
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mttl.peft_format.peft_folder import PeftFolder
 
-    Layers = dict[str, tuple[Tensor, Tensor]]
-    # Stacked factors, task names, sections skills and router, and logits if given.
-    Import = tuple[Layers, list[str], dict[str, Any], dict[str, Tensor] | None]
+    # Stacked factors, task names, sections, and further arguments of `build_imported`.
+    Import = tuple[dict[str, Any], list[str], dict[str, Any], dict[str, Any]]
 
 
 def _declare(parser: CommandParser) -> None:
@@ -62,7 +60,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.config.backbone_schema import Pretrained
     from mttl.data.prompt_form import PromptForm
     from mttl.library.member_sources import adapters_in, without_base
-    from mttl.peft_format.peft_folder import read_peft
+    from mttl.peft_format.peft_folder import MIXLORA, read_peft
     from mttl.training.report import attachment_table
 
     folders = [read_peft(path) for name in options.adapters for path in adapters_in(Path(name))]
@@ -77,10 +75,16 @@ def main(options: argparse.Namespace) -> None:
         max_input_length=options.max_input_length,
         max_output_length=options.max_output_length,
     )
-    read = import_poly if folders[0].config["peft_type"] == "POLY" else import_loras
-    layers, tasks, sections, logits = read(folders, names, options)
+    kinds = {"POLY": import_poly, MIXLORA: import_mixlora}
+    read = kinds.get(folders[0].config["peft_type"], import_loras)
+    if read is not import_loras:
+        given = ("--router", options.router), ("--mix", options.mix)
+        wrong = [f"{name} does not work with it" for name, value in given if value is not None]
+        if wrong := wrong + ["it must be imported without others"] * (len(folders) > 1):
+            raise ConfigError(f"'{folders[0].path}' has a router of its own: {', '.join(wrong)}")
+    layers, tasks, sections, further = read(folders, names, options)
     settings = ModelSettings(backbone=backbone, data=form, **sections)
-    imported = build_imported(settings, layers, tasks, logits=logits)
+    imported = build_imported(settings, layers, tasks, **further)
     written = settings.model_dump(mode="json", include={"backbone", "data", *sections})
     save_imported(options.out, imported, written)
     make_console().print(attachment_table(imported.attachment, imported.model, is_trained=False))
@@ -95,13 +99,6 @@ def import_poly(
     from mttl.config.skills_schema import router_section
     from mttl.peft_format.poly import read_poly
 
-    problems = {
-        "a Poly adapter must be imported without other adapters": len(folders) != 1,
-        "--router does not work with a Poly adapter; remove it": options.router is not None,
-        "--mix does not work with a Poly adapter; remove it": options.mix is not None,
-    }
-    if found := next((problem for problem, wrong in problems.items() if wrong), None):
-        raise ConfigError(found)
     poly = read_poly(folders[0])
     first = next(iter(poly.values()))
     tasks = named(names, [f"task{number}" for number in range(len(first.logits))])
@@ -110,7 +107,44 @@ def import_poly(
         layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
     )
     sections = {"skills": skills, "router": router_section("polytropon")}
-    return layers, tasks, sections, {path: layer.logits for path, layer in poly.items()}
+    logits = {path: layer.logits for path, layer in poly.items()}
+    return layers, tasks, sections, {"logits": logits}
+
+
+def import_mixlora(
+    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
+) -> "Import":
+    """Return the contents of a MixLoRA adapter."""
+    from transformers import AutoConfig
+
+    from mttl.assembly.build_imported import imported_skills
+    from mttl.config.moe_schema import MoE
+    from mttl.config.skills_schema import NoSkills, router_section
+    from mttl.peft_format.mixlora import read_mixlora
+
+    config, layers, experts = read_mixlora(folders[0].path)
+    activation = AutoConfig.from_pretrained(base_model(folders, options.backbone)).hidden_act
+    if config.get("act_fn") not in (None, activation):
+        raise CheckpointError(
+            f"'{folders[0].path}': act_fn ('{config['act_fn']}') must be the base model's "
+            f"('{activation}')"
+        )
+    own = config | config.get("expert_lora", {})
+    kind = {"kind": "lora_block", "rank": own["r"], "alpha": own["lora_alpha"]}
+    top_k = {"top_k": config.get("top_k", 2), "jitter": config.get("jitter_noise", 0.0)}
+    moe = {
+        "router": {"kind": "top_k", "normalise": True, **top_k},
+        "experts": {**kind, "dropout": own["lora_dropout"]},
+        "n_experts": config["num_experts"],
+        "targets": [*experts],
+    }
+    sections: dict[str, Any] = {"moe": MoE.model_validate(moe), "skills": NoSkills(kind="none")}
+    sections["router"] = router_section("shared" if layers else "none")
+    if layers:
+        scale = {"alpha": float(config["lora_alpha"]), "dropout": config["lora_dropout"]}
+        sections["skills"] = imported_skills(layers, mix="factors", **scale)
+    tasks = named(names, [folders[0].path.resolve().name])
+    return layers, tasks, sections, {"experts": experts}
 
 
 def import_loras(
@@ -134,7 +168,7 @@ def import_loras(
         ),
         "router": router_section("private" if private else "polytropon"),
     }
-    return layers, tasks, sections, None
+    return layers, tasks, sections, {}
 
 
 def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:

@@ -21,6 +21,7 @@ from mttl.models.backbone import is_encoder
 PREFIX = "base_model.model."
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
+MIXLORA = "MIXLORA"
 
 
 @dataclass(frozen=True)
@@ -33,25 +34,29 @@ class PeftFolder:
 
 
 def read_peft(folder: str | Path) -> PeftFolder:
-    """Return the adapter in a PEFT folder; CheckpointError for pickles and integer tensors."""
+    """Return the adapter in a PEFT folder; CheckpointError for pickles and integer tensors.
+
+    The tensors of a MixLoRA adapter are left to `read_mixlora`.
+    """
     path = Path(folder)
-    problem = ""
     if not (path / CONFIG).exists():
-        problem = f"is not a PEFT folder: it has no {CONFIG}"
-    elif not (path / TENSORS).exists():
+        raise CheckpointError(f"'{path}' is not a PEFT folder: it has no {CONFIG}")
+    config = read_json(path / CONFIG, CheckpointError, dict)
+    if not isinstance(config.get("peft_type"), str):
+        raise CheckpointError(f"'{path / CONFIG}' has no peft_type. Copy the folder again")
+    if config["peft_type"] == MIXLORA:
+        return PeftFolder(path, config, {})
+    if not (path / TENSORS).exists():
         problem = f"has no {TENSORS}. Copy the whole folder again"
         if (path / PICKLE).is_file():
             problem = (
                 f"has {PICKLE}, a pickle, which can run any code when it is loaded; if you trust "
                 "it, load it with PEFT and save it again (save_pretrained)"
             )
-    if problem:
         raise CheckpointError(f"'{path}' {problem}")
-    config = read_json(path / CONFIG, CheckpointError)
-    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
-        raise CheckpointError(f"'{path / CONFIG}' has no peft_type. Copy the folder again")
     named: dict[str, Tensor] = {}
     for name, tensor in read_tensors(path / TENSORS).items():
+        problem = ""
         if not tensor.is_floating_point():
             problem = f": '{name}' has the type {tensor.dtype}; save it in floating point"
         elif not name.startswith(PREFIX):

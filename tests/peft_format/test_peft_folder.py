@@ -48,7 +48,7 @@ def test_folders_that_are_none_are_refused(tmp_path):
     ):
         save_file(content, tensors)
         refuses(message)
-    for text, message in (("{", "not valid JSON"), ("[]", "has no peft_type")):
+    for text, message in (("{", "not valid JSON"), ("[]", "must contain an object")):
         config.write_text(text)
         refuses(message)
 
