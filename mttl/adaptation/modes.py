@@ -74,7 +74,10 @@ def apply_mode(
     parts = parts_by_role(model)
     if reinitialised:
         for skills in parts["skills"]:
-            skills.reset_all_skills()  # type: ignore[operator]
+            if mode != "from_scratch" and getattr(skills, "common", ()):
+                skills.reset_skills(torch.arange(known.n_skills))  # type: ignore[operator]
+            else:
+                skills.reset_all_skills()  # type: ignore[operator]
         # A mode that does not train the router keeps the token routers.
         for part in parts["router"] if "router" in roles else ():
             if part is not model.router:
@@ -89,6 +92,10 @@ def apply_mode(
     for role, members in parts.items():
         for part in members:
             part.requires_grad_(role in roles)
+    if mode not in ("from_scratch", "full"):
+        for layer in model.skilled_layers().values():
+            for name in layer.inventory.common:
+                layer.inventory.get_parameter(name).requires_grad_(False)
     return model
 
 
@@ -206,8 +213,7 @@ def count_trained(model: SkilledModel) -> int:
     shares = {
         id(value): n_used / router.n_skills
         for layer in model.skilled_layers().values()
-        for value in layer.inventory.parameters()
-        if value.shape[:1] == (router.n_skills,)
+        for value in layer.inventory.stacks()
     }
     if isinstance(router, CPolyRouter):
         shares[id(router.logits)] = float(router.allowed.mean())

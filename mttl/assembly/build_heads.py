@@ -46,7 +46,10 @@ def _sort(form: HeadForm | None) -> str:
 def check_heads(config: Config, heads: Mapping[str, HeadForm]) -> None:
     """Raise a `ConfigError` for settings that do not work with heads, or with raw text."""
     data, adapt = config.data, config.adapt
-    prompts = any(one.kind in ("prompt", "prefix") for one in kinds_of(config.skills))
+    prompts = any(
+        one.part_class.attachment_point in ("embedding", "attention")
+        for one in kinds_of(config.skills)
+    )
     sort = "raw text" if any(form.kind == "text" for form in heads.values()) else "heads"
     conflicts = {
         "data.template: chat": data.template == "chat",

@@ -9,6 +9,7 @@ from typing import Any
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
+from mttl.aggregation.packed_weights import dense_weight
 from mttl.assembly.attachment_probe import AttachmentProbe
 from mttl.assembly.build_backbone import build_backbone, build_tokenizer, check_vocabulary
 from mttl.assembly.build_heads import build_heads
@@ -38,7 +39,7 @@ from mttl.routing.context import RoutingSlot
 from mttl.runtime.libraries import quiet_loading
 from mttl.skills.attach import Attachment, attach_levels
 from mttl.skills.skilled_model import SkilledModel
-from mttl.skills.weights.sparse import place_supports, saved_supports
+from mttl.skills.weights.sparse import place_supports, restore_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.tasks.head_form import HeadForm
 from mttl.tasks.record_template import RecordTemplate
@@ -115,8 +116,7 @@ def load_source(model: SkilledModel, config: Config, tasks: Sequence[str]) -> No
             "%s; use -k data.prefix=%s for the same inputs",
             *(name, source, built_from.data.prefix, config.data.prefix, built_from.data.prefix),
         )
-    if hasattr(config.skills, "support"):
-        place_supports(model.skilled_layers(), saved_supports(saved.skills))
+    restore_supports(model.skilled_layers(), saved.skills)
     (load_into if config.run.start_router else load_skills)(model, saved)
 
 
@@ -156,8 +156,7 @@ def load_run(
         require_features(settings, None, ConfigError)
     with quiet_loading():
         built = build(settings, saved.tasks, trained=True)
-    if hasattr(settings.skills, "support"):  # saved supports may have other sizes
-        place_supports(built.model.skilled_layers(), saved_supports(saved.skills))
+    restore_supports(built.model.skilled_layers(), saved.skills)
     load_into(built.model, saved)
     for other in built.others:
         other.require_base(built.model.backbone)
@@ -299,13 +298,12 @@ def assemble(
     support = getattr(settings.skills, "support", "random")
     if support != "random" and not trained:
         with raised_as(ConfigError, f"skills.support ('{support}')", ValueError):
-            skill = SparseSkill.load(support)
+            skill, layers = SparseSkill.load(support), model.skilled_layers()
+            entries = skill.support
             if skill.masks:
-                raise ValueError(
-                    "the skill was trained with --form masked, which sets all other weights to 0; "
-                    "train it with --form added"
-                )
-            place_supports(model.skilled_layers(), skill.support)
+                bases = {f"{path}.weight": layer.base for path, layer in layers.items()}
+                entries = skill.kept({name: dense_weight(base) for name, base in bases.items()})
+            place_supports(layers, entries, masked=skill.masks)
     return model, attachment, token_layers, others
 
 

@@ -18,7 +18,7 @@ from mttl.io.errors import CheckpointError, TaskError, nearest
 from mttl.routing.context import ConstantSlot
 from mttl.skills.attach import Attachment, Level
 from mttl.skills.skilled_layer import layers_of
-from mttl.skills.weights.sparse import place_supports, saved_supports
+from mttl.skills.weights.sparse import restore_supports
 
 S = TypeVar("S", Config, ModelSettings)
 # Features that all skills of a model need, if a section asks for them.
@@ -49,8 +49,7 @@ class OtherSkills:
     def load(self, backbone: Any) -> None:
         """Copy the values of the skills into their layers, which stay frozen."""
         layers = layers_of(backbone, self.slot)
-        if hasattr(self.settings.skills, "support"):  # saved supports may have other sizes
-            place_supports(layers, saved_supports(self.saved.skills))
+        restore_supports(layers, self.saved.skills)
         parts = {path: layer.inventory for path, layer in layers.items()}
         copy_saved(self.saved, {"skills": tensors_of(parts)})
         for inventory in parts.values():

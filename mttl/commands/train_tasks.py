@@ -76,13 +76,18 @@ def fitted(config: Config) -> Config:
         return config
     gym, tasks = training_tasks(config)
     positions = getattr(sizes, "max_position_embeddings", None)
-    n_prompt = sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt")
     data = with_lengths(
         *(config.data, gym, tasks, build_tokenizer(config.backbone)),
         decoder_only=not sizes.is_encoder_decoder,
-        n_positions=None if positions is None else positions - n_prompt,
+        n_positions=None if positions is None else positions - _prompt_length(config),
     )
     return config.model_copy(update={"data": data})
+
+
+def _prompt_length(config: Config) -> int:
+    """Return the number of positions that skills put before a text."""
+    kinds = kinds_of(config.skills)
+    return sum(one.length for one in kinds if one.part_class.attachment_point == "embedding")
 
 
 def with_tasks(config: Config) -> tuple[Config, Gym, list[str], dict[str, HeadForm]]:
@@ -143,7 +148,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         decoder_only=is_decoder_only(built.model.backbone),
         max_input_length=config.data.max_input_length,
         max_output_length=config.data.max_output_length,
-        prompt_length=sum(one.length for one in kinds_of(config.skills) if one.kind == "prompt"),
+        prompt_length=_prompt_length(config),
     )
     if config.data.packed_length is not None:
         check_packing(built.model, config.data.packed_length)

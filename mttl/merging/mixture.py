@@ -23,7 +23,7 @@ from mttl.io.errors import CheckpointError, ConfigError, nearest, raised_as, som
 from mttl.merging.fold import is_transposed, require_plain, require_weights, task_mixing
 from mttl.merging.weights_folder import Weights, empty_model
 from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.weights.sparse import place_supports, saved_supports
+from mttl.skills.weights.sparse import restore_supports
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class MixtureChange:
             raise CheckpointError(f"'{folder}' lacks weights of its model: {some(missing)}")
         saved.require_backbone(parameters, f"'{folder}'", base)
         _give_memory(self._layers.values())
-        if settings.skills.kind == "sparse":
-            place_supports(self._layers, saved_supports(saved.skills))
+        restore_supports(self._layers, saved.skills)
         copy_saved(saved, {"skills": skill_tensors(model), "router": router_tensors(model)})
         self._mixing = task_mixing(model.router, saved.tasks.index(task))
         with raised_as(CheckpointError, f"'{run}'", ValueError, NotImplementedError):

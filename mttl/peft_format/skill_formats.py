@@ -23,10 +23,7 @@ from mttl.peft_format.peft_lora import (
     lora_adapter,
     mixture_factors,
 )
-from mttl.skills.blocks.adapter import BottleneckInventory
 from mttl.skills.blocks.feed_forward_experts import ACTIVATIONS
-from mttl.skills.inventory import Inventory
-from mttl.skills.kinds import KINDS
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.skilled_model import SkilledModel
 
@@ -41,6 +38,7 @@ _BEHIND = {
     "mlp": ("output_adapter", "output_adapters.adapters"),
 }
 ADAPTERHUB_TENSORS = "adapter.safetensors"
+NORMS = "LN_TUNING"
 _PREFIX_NOTE = (
     " To generate with prefixes, PEFT 0.21 needs transformers before 5.24; later versions lose "
     "them, and only single passes are correct."
@@ -98,12 +96,13 @@ def skill_adapter(
         CheckpointError: If there is no equivalent format; the message has an alternative.
     """
     layers = model.skilled_layers()
-    norms = {path: one for path, one in layers.items() if type(one.inventory) is KINDS["norm"]}
+    norms = {path: one for path, one in layers.items() if one.inventory.adapter_format == NORMS}
     others = {path: one for path, one in layers.items() if path not in norms} or norms
     kinds = {type(layer.inventory) for layer in others.values()}
     factors: dict[str, LowRank] = {}
     lora = partial(_lora, rank=rank, factors=factors)
-    writer = lora if rank is not None or len(kinds) > 1 else WRITERS.get(kinds.pop(), lora)
+    alone = rank is None and len(kinds) == 1
+    writer = WRITERS.get(kinds.pop().adapter_format, lora) if alone else lora
     check_paths(model)
     try:
         config, tensors = writer(model, others, mixing)
@@ -200,7 +199,7 @@ def _near_root(size: int) -> int:
 
 
 def _norms(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
-    return _targets("LN_TUNING", layers), _gains(layers, mixing, ".ln_tuning_layers")
+    return _targets(NORMS, layers), _gains(layers, mixing, ".ln_tuning_layers")
 
 
 def _gains(layers: Mapping[str, SkilledLayer], mixing: Tensor, inside: str) -> dict[str, Tensor]:
@@ -317,12 +316,13 @@ def _require_linear(format: str, layers: Mapping[str, SkilledLayer]) -> None:
     _require(not strange, f"PEFT's {format} is for nn.Linear, not {', '.join(strange)}")
 
 
-WRITERS: dict[type[Inventory], Writer] = {
-    KINDS["ia3"]: partial(_vectors, kind="IA3"),
-    KINDS["bitfit"]: partial(_vectors, kind="BEFT"),
-    KINDS["krona"]: _kronecker,
-    KINDS["norm"]: _norms,
-    KINDS["prompt"]: _prompt,
-    KINDS["prefix"]: _prefix,
-    **{kind: _bottleneck for kind in KINDS.values() if issubclass(kind, BottleneckInventory)},
+# By `Inventory.adapter_format`; all others are written as LoRA, or refused.
+WRITERS: dict[str, Writer] = {
+    "IA3": partial(_vectors, kind="IA3"),
+    "BEFT": partial(_vectors, kind="BEFT"),
+    "LOKR": _kronecker,
+    NORMS: _norms,
+    "PROMPT_TUNING": _prompt,
+    "PREFIX_TUNING": _prefix,
+    "ADAPTERHUB": _bottleneck,
 }

@@ -77,6 +77,8 @@ class Inventory(Bounded, nn.Module, ABC):
     no_weight = ""  # reason why the kind has no equivalent weight change
     composed_defaults: ClassVar[Mapping[str, Any]] = {}  # settings for the use "composed"
     undecayed: tuple[str, ...] = ()  # biases and scales, which have no weight decay
+    common: tuple[str, ...] = ()  # parameters of all skills together, which adaptation keeps
+    adapter_format: ClassVar[str] = "LORA"  # key of `mttl.peft_format.skill_formats.WRITERS`
     second_factors: tuple[str, ...] = ()  # parameters with LoRA+'s higher learning rate
 
     def __init__(
@@ -121,9 +123,10 @@ class Inventory(Bounded, nn.Module, ABC):
     def reset_skills(self, skills: Int[Tensor, "N"]) -> None:
         """Re-initialise some skills; the others do not change."""
         before = [(value, value.clone()) for value in self.parameters()]
+        stacks = set(map(id, self.stacks()))
         self.reset_all_skills()
         for value, kept in before:
-            if value.shape[:1] == (self.n_skills,):  # other parameters are common to all skills
+            if id(value) in stacks:
                 kept[skills] = value[skills]
             value.copy_(kept)
 
@@ -131,9 +134,13 @@ class Inventory(Bounded, nn.Module, ABC):
     def make_identical(self) -> None:
         """Set all skills to the first one; supports of sparse skills stay different."""
         self.identical_init = True
-        for value in self.parameters():
-            if value.shape[:1] == (self.n_skills,):  # other parameters are common to all skills
-                value.copy_(value[:1].clone().expand_as(value))
+        for value in self.stacks():
+            value.copy_(value[:1].clone().expand_as(value))
+
+    def stacks(self) -> list[nn.Parameter]:
+        """Return the parameters with a slice per skill; the others are common to all skills."""
+        named = self.named_parameters()
+        return [v for n, v in named if v.shape[:1] == (self.n_skills,) and n not in self.common]
 
     def set_path(self, path: str) -> None:
         """Set the path of the layer that has the skills."""
@@ -143,6 +150,13 @@ class Inventory(Bounded, nn.Module, ABC):
 
     def tie_to(self, first: Any) -> None:
         """Share the parameters that are common to all layers with the kind's first inventory."""
+
+    def set_support(self, entries: Int[Tensor, "n"], *, masked: bool = False) -> None:
+        """Let the skills change only some entries of the flattened weight; they start unchanged.
+
+        If it is ``masked``, the other weights are 0. ValueError if the kind does not allow it.
+        """
+        raise ValueError(f"{type(self).__name__} has no support; use skills.kind: sparse")
 
     def require_use(self, use: str) -> None:
         """Raise ValueError unless the kind has a use."""

@@ -108,6 +108,23 @@ class SparseSkill:
         """The indices by name of the tensor."""
         return {name: change.indices for name, change in self.changes.items()}
 
+    def kept(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the entries of weights that a masked skill does not set to 0, or those of all.
+
+        ValueError if it was trained on other weights, or on top of other skills.
+        """
+        found = {}
+        for name, change in self.changes.items():
+            if name in weights:
+                values = weights[name].detach().reshape(-1)[change.indices.to(weights[name].device)]
+                if self.about.get("on") or digest(values) != change.base:
+                    raise ValueError(
+                        f"the skill was trained with --form masked on other weights of '{name}'; "
+                        "train it on this backbone, without --on"
+                    )
+                found[name] = change.indices[values.cpu() + change.values != 0]
+        return found or self.support
+
     @property
     def masks(self) -> bool:
         """Whether the skill sets weights to 0, which only one skill of a network may do."""

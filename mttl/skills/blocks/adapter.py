@@ -63,6 +63,7 @@ class BottleneckInventory(Inventory):
     section_defaults: ClassVar = {"parallel": False}
     uses = ("task", "token")
     attachment_point = "block"
+    adapter_format = "ADAPTERHUB"
     cut_by_heads = ()
 
     def __init__(

@@ -65,6 +65,7 @@ class PrefixInventory(Inventory):
     lacks: ClassVar = {**NO_WEIGHTS, "packs": ONE_TEXT}
     attachment_point = "attention"
     cut_by_heads = ("in_features", "out_features")
+    adapter_format = "PREFIX_TUNING"
     undecayed = ("gate", "inner_bias", "outer_bias")
     keys: nn.Parameter
     values: nn.Parameter

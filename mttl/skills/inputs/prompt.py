@@ -45,6 +45,7 @@ class PromptInventory(Inventory):
     }
     section_defaults: ClassVar = {"targets": ["input"]}
     attachment_point = "embedding"
+    adapter_format = "PROMPT_TUNING"
     neutral = False
 
     def __init__(

@@ -20,6 +20,7 @@ class BitFitInventory(Inventory):
     """
 
     uses = ("task", "token")
+    adapter_format = "BEFT"
     undecayed = ("bias",)
 
     def __init__(

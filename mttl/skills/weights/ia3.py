@@ -23,6 +23,7 @@ class IA3Inventory(Inventory):
 
     uses = ("task", "token")
     reads = "output"
+    adapter_format = "IA3"
     undecayed = ("difference",)
 
     def __init__(

@@ -47,6 +47,7 @@ class KronAInventory(ProductInventory):
     """
 
     internal = ("init",)
+    adapter_format = "LOKR"
     uses = ("task", "token", "composed")
 
     def __init__(

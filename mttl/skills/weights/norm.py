@@ -30,6 +30,7 @@ class NormInventory(Inventory):
     internal = ("biased",)
     section_defaults: ClassVar = {"targets": ["norms"]}
     attachment_point = "norm"
+    adapter_format = "LN_TUNING"
     undecayed = ("gain", "bias")
 
     def __init__(

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
+from mttl.io.errors import raised_as
 from mttl.plugins.part_settings import Fraction, OneOf, PositiveInt
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, draw
 from mttl.skills.skilled_layer import SkilledLayer
-from mttl.skills.weights.supports import random_support, spread
+from mttl.skills.weights.supports import random_support, require_inside, spread
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -220,19 +221,22 @@ class SparseInventory(Inventory):
         """Re-initialise the values; the supports do not change."""
         draw(self.values, self.init, self.in_features)
 
-    def set_support(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
+    def set_support(self, entries: Int[Tensor, "n"], *, masked: bool = False) -> None:
+        if masked:
+            raise ValueError(
+                "the skill was trained with --form masked, which sets all other weights to 0; set "
+                "skills.kind: masked_sparse, or train it with --form added"
+            )
+        self.set_indices(entries)
+
+    def set_indices(self, indices: Int[Tensor, "n"] | Int[Tensor, "K n"]) -> None:
         """Replace the supports of the skills; the values start at 0.
 
         Indices into the flattened weight (O, I), per skill or for all, ascend; ValueError if one is
         out of range.
         """
         indices = indices.to(torch.int64).expand(self.n_skills, -1)
-        size = self.out_features * self.in_features
-        if indices.numel() and (indices.min() < 0 or indices.max() >= size):
-            raise ValueError(
-                f"indices of a support must be in [0, {size}), the entries of the weight; got "
-                f"{int(indices.min())} to {int(indices.max())}"
-            )
+        require_inside(indices, self.out_features * self.in_features)
         self.indices = indices.to(self.indices.device).contiguous()
         self.values = nn.Parameter(self.values.new_zeros(indices.shape))
         self._pattern = None
@@ -314,11 +318,13 @@ def _comparable(weights: Tensor) -> bool:
     return on_cpu and not weights.requires_grad
 
 
-def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Tensor]) -> list[str]:
+def place_supports(
+    layers: Mapping[str, SkilledLayer], support: Mapping[str, Tensor], *, masked: bool = False
+) -> list[str]:
     """Set the supports of all layers; return the layers without one, whose skills change nothing.
 
-    Supports are indices by the names of weights, ``<path>.weight``, as in a sparse file; for all
-    skills (n,) or for each (K, n). ValueError if no layer has a support.
+    Supports are indices by the names of weights, ``<path>.weight``, as in a sparse file; if it is
+    ``masked``, all other weights are 0. ValueError if no layer has a support.
     """
     found = {path: support[f"{path}.weight"] for path in layers if f"{path}.weight" in support}
     if not found:
@@ -327,20 +333,15 @@ def place_supports(layers: Mapping[str, SkilledLayer], support: Mapping[str, Ten
             f"for {', '.join(list(support)[:3])}; change skills.targets"
         )
     for path, layer in layers.items():
-        inventory = layer.inventory
-        if not isinstance(inventory, SparseInventory):
-            raise ValueError(f"the skills of '{path}' are not sparse")
-        try:
-            inventory.set_support(found.get(path, torch.empty(0, dtype=torch.int64)))
-        except ValueError as error:
-            raise ValueError(f"{error} (layer '{path}')") from error
+        entries = found.get(path, torch.empty(0, dtype=torch.int64))
+        with raised_as(ValueError, f"layer '{path}'", ValueError):
+            layer.inventory.set_support(entries, masked=masked and path in found)
     return [path for path in layers if path not in found]
 
 
-def saved_supports(skills: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the supports among saved skills, for `place_supports`."""
-    return {
-        f"{name.removesuffix('.indices')}.weight": tensor
-        for name, tensor in skills.items()
-        if name.endswith(".indices")
-    }
+def restore_supports(layers: Mapping[str, SkilledLayer], skills: Mapping[str, Tensor]) -> None:
+    """Set the supports to those among saved skills, so that their values can be loaded."""
+    for path, layer in layers.items():
+        for name, part in layer.inventory.named_modules(prefix=path):
+            if f"{name}.indices" in skills and hasattr(part, "set_indices"):
+                part.set_indices(skills[f"{name}.indices"])  # type: ignore[operator]

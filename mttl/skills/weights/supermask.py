@@ -58,13 +58,19 @@ class SupermaskInventory(Inventory):
     def combine_linear(self, x: Inputs, base: nn.Linear, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
         masked = dense_weight(base).to(dtype) * merged[0].to(dtype)
-        y = torch.bmm(x.to(dtype), masked.transpose(1, 2))
-        return y if base.bias is None else y + base.bias.to(dtype)
+        return linear_of_each(x, masked, base.bias)
 
     def fold(
         self, weight: Tensor, bias: Tensor | None, weights: Float[Tensor, "H K"]
     ) -> tuple[Tensor, Tensor | None]:
         return weight * self.merge(weights[None])[0][0], bias
+
+
+def linear_of_each(x: Inputs, weights: Float[Tensor, "B O I"], bias: Tensor | None) -> Outputs:
+    """Return the output of a linear layer whose weight differs by example."""
+    dtype = active_dtype(x)
+    y = torch.bmm(x.to(dtype), weights.to(dtype).mT)
+    return y if bias is None else y + bias.to(dtype)
 
 
 class _StraightThrough(torch.autograd.Function):

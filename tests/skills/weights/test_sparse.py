@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from helpers.skills import filled, mixing
 from mttl.routing import RoutingSlot
 from mttl.skills import DenseInventory, SparseInventory, attach_skills
-from mttl.skills.weights.sparse import place_supports, saved_supports
+from mttl.skills.weights.sparse import place_supports, restore_supports
 from mttl.skills.weights.supports import random_indices
 
 B, L, I, O, K = 4, 3, 6, 8, 3  # noqa: E741
@@ -77,7 +77,7 @@ def test_a_support_can_be_given_and_changed():
     x, y, weights = arguments(1)
     inventory(x, y, weights)  # sorts out the old support
     for support in (torch.arange(5) * 3, torch.stack([random_indices(O * I, 4) for _ in range(K)])):
-        inventory.set_support(support)
+        inventory.set_indices(support)
         assert inventory.values.shape == (K, support.shape[-1])
         filled(inventory)
         expected, _ = dense_masked(inventory, x, y, weights)
@@ -128,15 +128,17 @@ def test_supports_are_placed_by_the_names_of_weights():
         for path, layer in layers.items()
         for name, value in layer.inventory.state_dict().items()
     }
-    again = saved_supports(state)
-    assert place_supports(layers, again) == []
+    place_supports(layers, {"0.weight": torch.tensor([1])})
+    restore_supports(layers, state)
+    assert layers["0"].inventory.values.shape == (2, 0)
+    assert layers["1"].inventory.indices.tolist() == [[2, 9], [2, 9]]
     with pytest.raises(ValueError, match="it has no entries for the layers with skills"):
         place_supports(layers, {"x.weight": torch.tensor([2])})
-    with pytest.raises(ValueError, match=r"must be in \[0, 15\).*\(layer '1'\)"):
+    with pytest.raises(ValueError, match=r"layer '1': .*must be in \[0, 15\)"):
         place_supports(layers, {"1.weight": torch.tensor([20])})
     layers["0"].inventory = DenseInventory(4, 5, 2)
-    with pytest.raises(ValueError, match="the skills of '0' are not sparse"):
-        place_supports(layers, again)
+    with pytest.raises(ValueError, match="layer '0': DenseInventory has no support"):
+        place_supports(layers, {"1.weight": torch.tensor([2])})
 
 
 @pytest.mark.parametrize("mix", ["auto", "deltas"])
