@@ -65,3 +65,53 @@ def test_a_support_that_does_not_fit_is_the_users_mistake(config, tmp_path):
         build_model(load_config(files, [f"skills.support={path}"]), ["one"])
     with pytest.raises(ConfigError, match="sparsity cannot be set if support names a file"):
         load_config(files, [f"skills.support={path}", "skills.sparsity=0.5"])
+
+
+def test_masked_sparse_skills_start_as_the_pruned_network(config, tmp_path):
+    """Fresh ones are θ∘b of the file, whose kept entries they change; also after loading."""
+    found = load_config(f"{config}+skills/masked_sparse.yaml", [])
+    torch.manual_seed(1)
+    backbone = build_backbone(found.backbone)  # of random weights
+    start = {name: value.detach() for name, value in backbone.named_parameters()}
+    path, end, kept = tmp_path / "pruned.safetensors", dict(start), {}
+    for name, value in start.items():
+        if value.ndim == 2 and "block" in name:
+            mask = torch.rand(value.shape, generator=torch.Generator().manual_seed(1)) < 0.3
+            end[name], kept[name] = (value + 0.1) * mask, mask
+    every = {name: torch.arange(start[name].numel()) for name in kept}
+    SparseSkill.between(start, end, every, {"form": "masked"}).save(path)
+    found = load_config(f"{config}+skills/masked_sparse.yaml", [f"skills.support={path}"])
+    torch.manual_seed(1)
+    built = build_model(found, ["one", "two"])
+    uniform = torch.full((1, found.skills.n_skills), 1 / found.skills.n_skills)
+    layers = built.model.skilled_layers()
+    for place, layer in layers.items():
+        mask, skills = kept[f"{place}.weight"], layer.inventory
+        weight, _ = skills.fold(layer.weight, None, uniform)
+        assert torch.equal(weight, layer.weight * mask)
+        torch.nn.init.ones_(skills.difference.values)
+        weight, _ = skills.fold(layer.weight, None, uniform)
+        torch.testing.assert_close(weight, (layer.weight + 1) * mask)
+    built.save_skills(tmp_path / "run" / "skills", inventory_settings(found))
+    path.unlink()
+    loaded = load_run(tmp_path / "run" / "skills").model.skilled_layers()
+    for place, layer in layers.items():
+        state = layer.inventory.state_dict()
+        for name, value in loaded[place].inventory.state_dict().items():
+            assert torch.equal(value, state[name])
+        loaded[place].inventory.reset_parameters()
+        weight, _ = loaded[place].inventory.fold(layer.weight, None, uniform)
+        assert torch.equal(weight, layer.weight * kept[f"{place}.weight"])
+
+
+def test_a_masked_support_of_other_weights_is_refused(config, tmp_path):
+    path, other = tmp_path / "pruned.safetensors", tmp_path / "other.safetensors"
+    skill = replace(write_support(path, config), about={"form": "masked"})
+    skill.save(path)
+    replace(skill, about={"form": "masked", "on": ["language"]}).save(other)
+    changed = {name: replace(one, base="0") for name, one in skill.changes.items()}
+    replace(skill, changes=changed).save(path)
+    for file in (path, other):
+        files = f"{config}+skills/masked_sparse.yaml"
+        with pytest.raises(ConfigError, match=r"with --form masked on other weights of '"):
+            build_model(load_config(files, [f"skills.support={file}"]), ["one"])

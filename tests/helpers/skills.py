@@ -25,6 +25,7 @@ from mttl.routing import (
     TaskRouter,
 )
 from mttl.skills import (
+    KINDS,
     AdapterInventory,
     Attachment,
     BitFitInventory,
@@ -113,6 +114,7 @@ PLACED: dict[str, Make] = {
     "prefix, behind a gate": GatedPrefix,
     "prefix, computed": partial(PrefixInventory, length=2, gated=False, bottleneck=5),
     "prompt": partial(PromptInventory, length=3),
+    "ipt": partial(KINDS["ipt"], dimension=5, hidden_features=6, length=3),
     "adapter, behind": partial(
         AdapterInventory, hidden_features=3, parallel=False, activation="gelu"
     ),
@@ -145,6 +147,8 @@ OTHERS: dict[str, Make] = {
     "lora, gated": lambda i, o, k: GatedInventory(LoRAInventory(i, o, k, rank=2)),
     # A threshold amid the scores that tests fill in.
     "supermask": partial(SupermaskInventory, threshold=0.0),
+    "masked_sparse": partial(_seeded(KINDS["masked_sparse"]), threshold=0.0, sparsity=0.7),
+    "far": partial(_seeded(KINDS["far"]), sparsity=0.6),
     "dora": partial(DoRAInventory, rank=RANK),
     "vera": partial(VeRAInventory, rank=5),
 }

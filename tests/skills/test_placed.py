@@ -20,10 +20,11 @@ TASK_IDS = torch.tensor([2, 0, 1, 0])
 ROUNDING = 1e-5
 FOLDED = ("head_mask", "head_mask, soft", "norm")
 # A softmax gives every column and every position some attention, whatever is there.
-SEEN = ("prefix, joint", "prefix, computed", "prompt")
+SEEN = ("prefix, joint", "prefix, computed", "prompt", "ipt")
 HARD = ("head_mask",)
+READING = ("supermask", "masked_sparse", "dora")
 # Of kinds on linear layers `test_uses.py` tests what needs no model.
-LINEAR = [*INVENTORIES, "krona-factors", "supermask", "dora", "vera"]
+LINEAR = [*INVENTORIES, "krona-factors", "supermask", "masked_sparse", "far", "dora", "vera"]
 KINDS = [*PLACED, *LINEAR]
 ATTACHMENT_POINTS = {kind: kind_class(kind).attachment_point for kind in KINDS}
 # The first kind of every attachment point meets every family.
@@ -40,7 +41,7 @@ def cases(kinds: Sequence[str], half: int | None = None) -> pytest.MarkDecorator
     marked = []
     for place, kind in enumerate(kinds):
         for family in BACKBONES:
-            if family == "gpt2" and kind in ("supermask", "dora"):  # they need an nn.Linear
+            if family == "gpt2" and kind in READING:  # they need an nn.Linear
                 continue
             at_once = half is None or family in HALVES[(place + half) % 2]
             often = at_once if kind in FIRST else family == "t5"
@@ -56,7 +57,7 @@ every, first_half, second_half = (cases([*PLACED], half) for half in (None, 0, 1
 def placed(family: str, kind: str, **settings: Any) -> SkilledModel:
     blocks = ATTACHMENT_POINTS[kind] == "block"
     # Which have no blocks of features.
-    if blocks or kind in OTHERS or kind in ("invertible", "ladder", "prefix, behind a gate"):
+    if blocks or kind in OTHERS or kind in ("invertible", "ladder", "ipt", "prefix, behind a gate"):
         settings["n_heads"] = 1
     # A bias of keys has no gradient but rounding: a softmax cancels it.
     targets = ["mlp"] if kind in LINEAR else ["attention", "mlp"] if blocks else ["attention"]

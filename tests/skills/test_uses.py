@@ -52,7 +52,7 @@ def tensor_skills(kind, shape, **settings):
     return made
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TASK if not kind.startswith("sparse")])
+@pytest.mark.parametrize("kind", [kind for kind in TASK if "sparse" not in kind])
 def test_skills_that_begin_alike_are_one_under_any_weights(kind):
     """Sparse ones keep places of their own."""
     base, inventory = layer(kind)
@@ -122,8 +122,9 @@ def use(kind, name, inventory, dtype=torch.float64):
 
 
 # Kinds that act before the layer has an output.
-MASKS = ("supermask", "head_mask", "head_mask, soft", "dora")
-HARD = ("supermask", "head_mask")  # a rounding may flip a gate
+MASKS = ("supermask", "masked_sparse", "head_mask", "head_mask, soft", "dora")
+SCORED = ("supermask", "masked_sparse")
+HARD = (*SCORED, "head_mask")  # a rounding may flip a gate
 CASES = [(kind, name) for name in USES for kind in HAVING[name]]
 
 
@@ -238,7 +239,7 @@ def test_fresh_skills_change_nothing(kind):
         if again:
             fill(inventory)
             inventory.reset_parameters()
-        if "task" in inventory.uses and kind != "supermask":
+        if "task" in inventory.uses and kind not in SCORED:
             weights = torch.randn(B, 1, K)  # also where rows do not sum to 1
             assert torch.equal(mixed(kind, inventory, base, x, weights), base(x))
             if kind not in MASKS:
@@ -310,7 +311,7 @@ def test_every_parameter_gets_a_gradient(kind, name):
         assert parameter.grad.flatten(1).any(dim=1).all(), key  # of every skill
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "supermask"])
+@pytest.mark.parametrize("kind", [kind for kind in ALL if kind not in SCORED])
 def test_skills_that_nothing_uses_have_a_gradient_of_zero(kind):
     # Data-parallel training waits for the gradient of every parameter on every process.
     base, inventory = layer(kind)
@@ -360,7 +361,7 @@ def test_uses_that_a_kind_has_not_are_refused():
         MoELayer(supermask, TopKRouter(I, K), RoutingSlot(), base=nn.Linear(I, O))
     with pytest.raises(ValueError, match=message):
         supermask.dispatch(torch.randn(N, I), random_pairs())
-    for kind in ("ia3", "adapter", "supermask"):
+    for kind in ("ia3", "adapter", *SCORED):
         with pytest.raises(NotImplementedError, match="does not add to the base weight"):
             make_kind(kind, I, O, K).delta(mixing(B, 1, K))
 

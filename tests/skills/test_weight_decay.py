@@ -45,6 +45,7 @@ VECTORS = {
     "norm": {"gain", "bias"},
     "head_mask": {"logits"},
     "prefix": {"gate"},
+    "ipt": {"inner_bias", "outer_bias"},
     "compacter": {"down_bias", "up_bias"},
     "sparse_adapter": {"down_bias", "up_bias"},
     "ladder": {"gates"},

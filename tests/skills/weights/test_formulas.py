@@ -14,6 +14,7 @@ from mttl.skills.weights.dense import DenseInventory
 from mttl.skills.weights.head_mask import HeadMaskInventory
 from mttl.skills.weights.krona import KronABlockInventory, KronAInventory
 from mttl.skills.weights.lora import LoRAInventory
+from mttl.skills.weights.masked_sparse import MaskedSparseInventory
 from mttl.skills.weights.supermask import SupermaskInventory
 
 B, L, I, O, K = 5, 2, 8, 12, 3  # noqa: E741
@@ -65,6 +66,23 @@ def masked(s, base, x, w):
     return nn.functional.linear(x, base.weight * mask, base.bias)
 
 
+def masked_sparse(s, base, x, w):
+    """Return the output entry by entry: (θ + φ) where the mixed score is high, else nothing."""
+    scores, rows = s.mask.scores, []
+    for o in range(O):
+        row, total = w[o * len(w) // O], 0 if base.bias is None else base.bias[o]
+        for i in range(I):
+            score = sum(row[k] * scores[k, o, i] for k in range(K))
+            kept = (score >= HARD) + score - score.detach()
+            weight = base.weight[o, i]
+            for k in range(K):
+                place = (s.difference.indices[k] == o * I + i).nonzero()[:, 0]
+                weight = weight + row[k] * s.difference.values[k, place].sum()
+            total = total + kept * weight * x[:, i]
+        rows.append(total)
+    return torch.stack(rows, 1)
+
+
 mask = partial(SupermaskInventory, threshold=HARD)
 heads = partial(HeadMaskInventory, start=0.5)
 # What makes a kind, the sizes of its place, numbers of heads, and the formula.
@@ -81,6 +99,7 @@ FORMULAS = [
     (heads, (I, O, 4), (1, 2), gated),
     (partial(heads, hard=False), (I, O, 4), (1, 2), gated),
     (mask, (I, O), (1, 2), masked),
+    (partial(MaskedSparseInventory, threshold=HARD), (I, O), (1, 2), masked_sparse),
 ]
 
 

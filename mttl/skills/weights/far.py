@@ -1,0 +1,89 @@
+"""Dense changes of a few rows of a layer's weight (freeze and reconfigure)."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mttl.aggregation.mix import active_dtype, mix_blocks
+from mttl.plugins.part_settings import Fraction
+from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
+from mttl.skills.weights.supports import random_indices, require_inside
+
+
+class FARInventory(Inventory):
+    r"""K dense changes of the same r rows of a weight; the other rows are frozen (FAR).
+
+    With the rows R, :math:`y = W_0 x + E_R (\sum_k w_k \Delta_k)\,x`, where the columns of
+    :math:`E_R` are the unit vectors of the rows. A skill is one dense matrix (r, I), so there are
+    no indices of entries, and products are dense. Fresh skills change nothing.
+
+    In the paper, a priming phase trains the feed-forward layers, and the rows (nodes) with the
+    largest L1 change of their weights are trained further. It is the first phase of ``mttl sparse
+    --structure rows``, whose file is the ``support``; there the change of a row is divided by its
+    length. The paper also trains the biases of these rows, which are frozen here.
+
+    Args:
+        sparsity: Fraction of rows that are frozen.
+        support: ``"random"``, or a file of ``mttl sparse --structure rows`` with the rows.
+
+    References:
+        Vucetic, Tayaranian, Ziaeefard, Clark, Meyer and Gross, *Efficient Fine-Tuning of BERT
+        Models on the Edge*, ISCAS 2022, arXiv:2205.01541.
+    """
+
+    refuses: ClassVar = {
+        "support != random and sparsity != 0.9": "sparsity cannot be set if support names a file, "
+        "which determines the rows"
+    }
+    uses = ("task", "token")
+    cut_by_heads = ()
+    indices: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        n_skills: int,
+        *,
+        sparsity: Fraction = 0.9,
+        n_heads: int = 1,
+        support: str = "random",
+    ) -> None:
+        super().__init__(in_features, out_features, n_skills, n_heads)
+        self.support = support
+        rows = random_indices(out_features, max(1, round((1 - sparsity) * out_features)))
+        self.register_buffer("indices", rows)
+        self.values = nn.Parameter(torch.zeros(n_skills, len(rows), in_features))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.values)
+
+    def set_support(self, entries: Int[Tensor, "n"], *, masked: bool = False) -> None:
+        rows = torch.div(entries, self.in_features, rounding_mode="floor").unique()
+        if masked or len(rows) * self.in_features != len(entries):
+            raise ValueError(
+                "the support must have whole rows; train the skill with --structure rows --form "
+                "added"
+            )
+        self.set_indices(rows)
+
+    def set_indices(self, indices: Int[Tensor, "r"]) -> None:
+        """Replace the rows, which ascend; the values start at 0. ValueError if out of range."""
+        require_inside(indices, self.out_features)
+        self.indices = indices.to(self.indices.device, torch.int64)
+        shape = self.n_skills, len(indices), self.in_features
+        self.values = nn.Parameter(self.values.new_zeros(shape))
+
+    def merge(self, weights: Weights) -> Merged:
+        return (mix_blocks(self.values, weights),)
+
+    def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
+        dtype = active_dtype(x)
+        change = torch.bmm(x.to(dtype), merged[0].to(dtype).mT)
+        return y.to(dtype).index_add(2, self.indices, change)
+
+    def changes(self) -> Float[Tensor, "K O I"]:
+        shape = self.n_skills, self.out_features, self.in_features
+        return self.values.new_zeros(shape).index_copy(1, self.indices, self.values)
