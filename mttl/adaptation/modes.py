@@ -47,7 +47,7 @@ def apply_mode(
 
     Call it before creating the optimizer. The model is changed in place. `Adapt.mode` describes the
     modes: ``router_only`` is MHR-z, ``all`` Polytropon, ``average`` MHR-μ; ``from_scratch`` keeps
-    only the backbone.
+    only the backbone. All modes but this and ``full`` freeze `Inventory.common`.
 
     With equal weights all skills receive the same update, so in ``average`` skills that mix factors
     are trained like a single skill. Token routers count as router and their experts as skills. With
@@ -92,10 +92,8 @@ def apply_mode(
     for role, members in parts.items():
         for part in members:
             part.requires_grad_(role in roles)
-    if mode not in ("from_scratch", "full"):
-        for layer in model.skilled_layers().values():
-            for name in layer.inventory.common:
-                layer.inventory.get_parameter(name).requires_grad_(False)
+            for name in getattr(part, "common", ()) if mode not in ("from_scratch", "full") else ():
+                part.get_parameter(name).requires_grad_(False)
     return model
 
 

@@ -46,10 +46,8 @@ def _sort(form: HeadForm | None) -> str:
 def check_heads(config: Config, heads: Mapping[str, HeadForm]) -> None:
     """Raise a `ConfigError` for settings that do not work with heads, or with raw text."""
     data, adapt = config.data, config.adapt
-    prompts = any(
-        one.part_class.attachment_point in ("embedding", "attention")
-        for one in kinds_of(config.skills)
-    )
+    points = {one.part_class.attachment_point: one.kind for one in kinds_of(config.skills)}
+    prompts = [points[point] for point in ("embedding", "attention") if point in points]
     sort = "raw text" if any(form.kind == "text" for form in heads.values()) else "heads"
     conflicts = {
         "data.template: chat": data.template == "chat",
@@ -61,7 +59,7 @@ def check_heads(config: Config, heads: Mapping[str, HeadForm]) -> None:
     if sort == "heads":
         conflicts |= {
             "data.packed_length": data.packed_length is not None,
-            "skills.kind: prompt and prefix": prompts,
+            f"skills.kind: {' and '.join(prompts)}": bool(prompts),
             "router.consistency": bool(getattr(config.router, "consistency", 0)),
             "optim.label_smoothing": config.optim.label_smoothing > 0,
             "optim.separate": config.optim.separate,

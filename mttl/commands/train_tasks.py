@@ -85,7 +85,6 @@ def fitted(config: Config) -> Config:
 
 
 def _prompt_length(config: Config) -> int:
-    """Return the number of positions that skills put before a text."""
     kinds = kinds_of(config.skills)
     return sum(one.length for one in kinds if one.part_class.attachment_point == "embedding")
 

@@ -38,7 +38,6 @@ _BEHIND = {
     "mlp": ("output_adapter", "output_adapters.adapters"),
 }
 ADAPTERHUB_TENSORS = "adapter.safetensors"
-NORMS = "LN_TUNING"
 _PREFIX_NOTE = (
     " To generate with prefixes, PEFT 0.21 needs transformers before 5.24; later versions lose "
     "them, and only single passes are correct."
@@ -96,7 +95,7 @@ def skill_adapter(
         CheckpointError: If there is no equivalent format; the message has an alternative.
     """
     layers = model.skilled_layers()
-    norms = {path: one for path, one in layers.items() if one.inventory.adapter_format == NORMS}
+    norms = {p: one for p, one in layers.items() if one.inventory.adapter_format == "LN_TUNING"}
     others = {path: one for path, one in layers.items() if path not in norms} or norms
     kinds = {type(layer.inventory) for layer in others.values()}
     factors: dict[str, LowRank] = {}
@@ -199,7 +198,7 @@ def _near_root(size: int) -> int:
 
 
 def _norms(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
-    return _targets(NORMS, layers), _gains(layers, mixing, ".ln_tuning_layers")
+    return _targets("LN_TUNING", layers), _gains(layers, mixing, ".ln_tuning_layers")
 
 
 def _gains(layers: Mapping[str, SkilledLayer], mixing: Tensor, inside: str) -> dict[str, Tensor]:
@@ -316,12 +315,11 @@ def _require_linear(format: str, layers: Mapping[str, SkilledLayer]) -> None:
     _require(not strange, f"PEFT's {format} is for nn.Linear, not {', '.join(strange)}")
 
 
-# By `Inventory.adapter_format`; all others are written as LoRA, or refused.
 WRITERS: dict[str, Writer] = {
     "IA3": partial(_vectors, kind="IA3"),
     "BEFT": partial(_vectors, kind="BEFT"),
     "LOKR": _kronecker,
-    NORMS: _norms,
+    "LN_TUNING": _norms,
     "PROMPT_TUNING": _prompt,
     "PREFIX_TUNING": _prefix,
     "ADAPTERHUB": _bottleneck,

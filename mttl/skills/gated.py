@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
@@ -66,9 +66,6 @@ class GatedInventory(Inventory):
 
     def init_from_base(self, base: nn.Module) -> None:
         self.skills.init_from_base(base)
-
-    def set_support(self, entries: Int[Tensor, "n"], *, masked: bool = False) -> None:
-        self.skills.set_support(entries, masked=masked)
 
     def tie_to(self, first: Any) -> None:
         self.skills.tie_to(first.skills)

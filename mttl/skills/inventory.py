@@ -152,11 +152,8 @@ class Inventory(Bounded, nn.Module, ABC):
         """Share the parameters that are common to all layers with the kind's first inventory."""
 
     def set_support(self, entries: Int[Tensor, "n"], *, masked: bool = False) -> None:
-        """Let the skills change only some entries of the flattened weight; they start unchanged.
-
-        If it is ``masked``, the other weights are 0. ValueError if the kind does not allow it.
-        """
-        raise ValueError(f"{type(self).__name__} has no support; use skills.kind: sparse")
+        """Change only these entries of the flattened weight; if ``masked``, the others are 0."""
+        raise ValueError(f"{type(self).__name__} has no support; set skills.kind: sparse")
 
     def require_use(self, use: str) -> None:
         """Raise ValueError unless the kind has a use."""

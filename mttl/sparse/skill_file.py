@@ -109,10 +109,7 @@ class SparseSkill:
         return {name: change.indices for name, change in self.changes.items()}
 
     def kept(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries of weights that a masked skill does not set to 0, or those of all.
-
-        ValueError if it was trained on other weights, or on top of other skills.
-        """
+        """Return the entries of weights that a masked skill keeps; ValueError for other weights."""
         found = {}
         for name, change in self.changes.items():
             if name in weights:

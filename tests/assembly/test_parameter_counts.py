@@ -65,4 +65,5 @@ def test_what_is_planned_told_and_trained_is_what_is_built(kind: str) -> None:
             trained = (value for value in model.parameters() if value.requires_grad)
             assert count_trained(model) == sum(value.numel() for value in trained), mode
     with adapted(model, "skills_only", init="private_skill"):  # it has one skill
-        assert 3 * count_trained(model) == size(skills)
+        trained = {name: value for name, value in skills.items() if value.requires_grad}
+        assert 3 * count_trained(model) == size(trained) > 0

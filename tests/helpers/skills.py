@@ -114,7 +114,7 @@ PLACED: dict[str, Make] = {
     "prefix, behind a gate": GatedPrefix,
     "prefix, computed": partial(PrefixInventory, length=2, gated=False, bottleneck=5),
     "prompt": partial(PromptInventory, length=3),
-    "ipt": partial(KINDS["ipt"], dimension=5, hidden_features=6, length=3),
+    "ipt": partial(_seeded(KINDS["ipt"]), dimension=5, hidden_features=6, length=3),
     "adapter, behind": partial(
         AdapterInventory, hidden_features=3, parallel=False, activation="gelu"
     ),

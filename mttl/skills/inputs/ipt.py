@@ -14,17 +14,13 @@ class IntrinsicPromptInventory(Inventory):
     r"""Vectors that a decoder common to all skills turns into prompts (IPT).
 
     With :math:`z = \sum_k w_k z_k`, a task's prompt is :math:`W_2 \tanh(W_1 z + b_1) + b_2`, whose
-    P · O entries are P vectors before the embedded text, as in `PromptInventory`. Training learns
-    vectors and decoder. Adaptation trains the vectors alone, unless it trains the backbone or
-    starts from scratch.
+    entries are P vectors before the embedded text, as in `PromptInventory`. Adaptation trains the
+    vectors and keeps the decoder, unless it trains the backbone or starts from scratch.
 
-    The paper's decoder is half of an auto-encoder of prompts that were trained before; its loss is
-    that of the tasks plus the squared error of the prompts. Here the vectors replace the encoder,
-    and the loss is that of the tasks.
+    The paper's decoder belongs to an auto-encoder of given prompts, trained with their squared
+    error and the loss of the tasks. Here vectors replace the encoder, and the loss is the tasks'.
 
     Args:
-        in_features: Entries of the vocabulary.
-        out_features: Features of an embedding.
         dimension: Size of a skill's vector.
         hidden_features: Hidden features of the decoder.
         length: Number of vectors of a prompt.
@@ -68,8 +64,8 @@ class IntrinsicPromptInventory(Inventory):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.vectors)
-        for part in (self.inner, self.inner_bias):
-            draw(part, "kaiming", self.dimension)
+        draw(self.inner, "kaiming", self.dimension)
+        draw(self.inner_bias, "kaiming", self.dimension)
         draw(self.outer, "kaiming", self.hidden_features)
         nn.init.uniform_(self.outer_bias, -self.spread, self.spread)
 

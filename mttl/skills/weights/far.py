@@ -9,20 +9,19 @@ from torch import Tensor, nn
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import Fraction
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
+from mttl.skills.weights.sparse import fixed_by_file
 from mttl.skills.weights.supports import random_indices, require_inside
 
 
 class FARInventory(Inventory):
     r"""K dense changes of the same r rows of a weight; the other rows are frozen (FAR).
 
-    With the rows R, :math:`y = W_0 x + E_R (\sum_k w_k \Delta_k)\,x`, where the columns of
-    :math:`E_R` are the unit vectors of the rows. A skill is one dense matrix (r, I), so there are
-    no indices of entries, and products are dense. Fresh skills change nothing.
+    :math:`(\sum_k w_k \Delta_k)\,x` is added to the output at the rows. A skill is one dense matrix
+    (r, I), without indices of entries, and products are dense. Fresh skills change nothing.
 
-    In the paper, a priming phase trains the feed-forward layers, and the rows (nodes) with the
-    largest L1 change of their weights are trained further. It is the first phase of ``mttl sparse
-    --structure rows``, whose file is the ``support``; there the change of a row is divided by its
-    length. The paper also trains the biases of these rows, which are frozen here.
+    The paper trains the rows (nodes) of feed-forward layers with the largest L1 change in a priming
+    phase, the first phase of ``mttl sparse --structure rows``, which divides the change of a row by
+    its length. It also trains the biases of these rows, which are frozen here.
 
     Args:
         sparsity: Fraction of rows that are frozen.
@@ -33,11 +32,7 @@ class FARInventory(Inventory):
         Models on the Edge*, ISCAS 2022, arXiv:2205.01541.
     """
 
-    refuses: ClassVar = {
-        "support != random and sparsity != 0.9": "sparsity cannot be set if support names a file, "
-        "which determines the rows"
-    }
-    uses = ("task", "token")
+    refuses: ClassVar = fixed_by_file(sparsity=0.9)
     cut_by_heads = ()
     indices: Tensor
 
@@ -61,20 +56,17 @@ class FARInventory(Inventory):
         nn.init.zeros_(self.values)
 
     def set_support(self, entries: Int[Tensor, "n"], *, masked: bool = False) -> None:
-        rows = torch.div(entries, self.in_features, rounding_mode="floor").unique()
+        rows = (entries // self.in_features).unique()
         if masked or len(rows) * self.in_features != len(entries):
-            raise ValueError(
-                "the support must have whole rows; train the skill with --structure rows --form "
-                "added"
-            )
+            raise ValueError("the support must have whole rows; use --structure rows, --form added")
         self.set_indices(rows)
 
     def set_indices(self, indices: Int[Tensor, "r"]) -> None:
-        """Replace the rows, which ascend; the values start at 0. ValueError if out of range."""
+        """Replace the rows; the values start at 0."""
         require_inside(indices, self.out_features)
         self.indices = indices.to(self.indices.device, torch.int64)
-        shape = self.n_skills, len(indices), self.in_features
-        self.values = nn.Parameter(self.values.new_zeros(shape))
+        values = self.values.new_zeros(self.n_skills, len(indices), self.in_features)
+        self.values = nn.Parameter(values)
 
     def merge(self, weights: Weights) -> Merged:
         return (mix_blocks(self.values, weights),)

@@ -1,6 +1,6 @@
 """Supermasks of a layer together with sparse changes of the weights that they keep."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.aggregation.packed_weights import dense_weight
-from mttl.plugins.part_settings import Fraction, OneOf, PositiveInt
+from mttl.plugins.part_settings import Fraction
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
-from mttl.skills.weights.sparse import SparseInventory
+from mttl.skills.weights.sparse import SparseInventory, fixed_by_file
 from mttl.skills.weights.supermask import START, SupermaskInventory, linear_of_each
 
 
@@ -22,16 +22,12 @@ class MaskedSparseInventory(Inventory):
     skills change nothing.
 
     With a ``support`` of ``mttl sparse --form masked``, the skills start as its pruned network: its
-    kept weights are the support, and the scores of the others start as far below the threshold as
-    scores of kept ones start above it.
+    kept weights are the support, and the scores of the others start below the threshold.
 
     Args:
         threshold: Smallest score of a kept weight; scores start at 0.01.
         sparsity: Fraction of entries that a skill does not change.
-        structure: Unit of the random choice: entries, all weights of an output, or square blocks.
-        block: Side of a block.
-        support: ``"random"``, or a file of ``mttl sparse`` with the support of all skills, and with
-            their mask if its form is masked.
+        support: ``"random"``, or a file of ``mttl sparse`` with the support, and a mask if masked.
 
     References:
         Pfeiffer, Ruder, Vulić and Ponti, *Modular Deep Learning*, TMLR 2023, arXiv:2302.11529:
@@ -39,12 +35,9 @@ class MaskedSparseInventory(Inventory):
     """
 
     reads_weight = True
-    refuses: ClassVar = SparseInventory.refuses
+    refuses: ClassVar = fixed_by_file(sparsity=0.9)
     lacks: ClassVar = {
-        "shards": (
-            "support != random",
-            "fsdp2 gives the weights of a pruned network to one process; set trainer.strategy: ddp",
-        )
+        "shards": ("support != random", "one process loads all weights; set trainer.strategy: ddp"),
     }
     pruned: Tensor
 
@@ -56,17 +49,14 @@ class MaskedSparseInventory(Inventory):
         *,
         threshold: float = 5e-3,
         sparsity: Fraction = 0.9,
-        structure: Annotated[str, OneOf("entries", "rows", "blocks")] = "entries",
-        block: PositiveInt = 16,
         n_heads: int = 1,
         support: str = "random",
     ) -> None:
         sizes = in_features, out_features, n_skills
         super().__init__(*sizes, n_heads)
         self.support = support
-        chosen = {"sparsity": sparsity, "structure": structure, "block": block}
         self.mask = SupermaskInventory(*sizes, threshold=threshold, n_heads=n_heads)
-        self.difference = SparseInventory(*sizes, n_heads=n_heads, mix="deltas", **chosen)
+        self.difference = SparseInventory(*sizes, sparsity=sparsity, n_heads=n_heads, mix="deltas")
         # Whether only the support is kept at the start; a tensor, so that it is saved.
         self.register_buffer("pruned", torch.zeros(1, dtype=torch.bool))
 

@@ -26,6 +26,15 @@ from mttl.skills.weights.supports import random_support, require_inside, spread
 LARGEST_INT32 = 2**31 - 1
 
 
+def fixed_by_file(**defaults: object) -> dict[str, str]:
+    """Return the `refuses` of settings that the file of a support determines."""
+    return {
+        f"support != random and {name} != {default}": f"{name} cannot be set if support names a "
+        "file, which determines the entries"
+        for name, default in defaults.items()
+    }
+
+
 class Pattern(NamedTuple):
     """The entries of K sparse matrices (O, I) in CSR format, and of their transpose.
 
@@ -178,11 +187,7 @@ class SparseInventory(Inventory):
     """
 
     internal = ("init",)
-    refuses: ClassVar = {
-        f"support != random and {name} != {default}": f"{name} cannot be set if support names a "
-        "file, which determines the entries"
-        for name, default in (("sparsity", 0.9), ("structure", "entries"), ("block", 16))
-    }
+    refuses: ClassVar = fixed_by_file(sparsity=0.9, structure="entries", block=16)
     # Whether `mix: auto` may choose sparse products; the memory planner has no values for them.
     sparse_products = True
     uses = ("task", "token", "composed")
@@ -320,11 +325,11 @@ def _comparable(weights: Tensor) -> bool:
 
 def place_supports(
     layers: Mapping[str, SkilledLayer], support: Mapping[str, Tensor], *, masked: bool = False
-) -> list[str]:
-    """Set the supports of all layers; return the layers without one, whose skills change nothing.
+) -> None:
+    """Set the supports of all layers; ValueError if none has one. The others change nothing.
 
     Supports are indices by the names of weights, ``<path>.weight``, as in a sparse file; if it is
-    ``masked``, all other weights are 0. ValueError if no layer has a support.
+    ``masked``, all other weights are 0.
     """
     found = {path: support[f"{path}.weight"] for path in layers if f"{path}.weight" in support}
     if not found:
@@ -336,7 +341,6 @@ def place_supports(
         entries = found.get(path, torch.empty(0, dtype=torch.int64))
         with raised_as(ValueError, f"layer '{path}'", ValueError):
             layer.inventory.set_support(entries, masked=masked and path in found)
-    return [path for path in layers if path not in found]
 
 
 def restore_supports(layers: Mapping[str, SkilledLayer], skills: Mapping[str, Tensor]) -> None:

@@ -103,10 +103,8 @@ def random_support(
 def require_inside(indices: Int[Tensor, "..."], size: int) -> None:
     """Raise ValueError if an index is out of range."""
     if indices.numel() and (indices.min() < 0 or indices.max() >= size):
-        raise ValueError(
-            f"indices of a support must be in [0, {size}), the size of the weight; got "
-            f"{int(indices.min())} to {int(indices.max())}"
-        )
+        found = f"{int(indices.min())} to {int(indices.max())}"
+        raise ValueError(f"indices of a support must be in [0, {size}), not {found}")
 
 
 def select_support(

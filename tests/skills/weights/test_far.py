@@ -70,7 +70,7 @@ def test_training_stores_dense_rows_and_no_entry_indices() -> None:
 def test_a_support_without_whole_rows_is_refused() -> None:
     skills = KINDS["far"](I, O, K)
     for entries, masked in ((torch.arange(I + 1), False), (torch.arange(I), True)):
-        with pytest.raises(ValueError, match="must have whole rows; train the skill with --struct"):
+        with pytest.raises(ValueError, match="must have whole rows; use --structure rows"):
             skills.set_support(entries, masked=masked)
     with pytest.raises(ValueError, match=r"must be in \[0, 10\)"):
         skills.set_support(torch.arange(I) + I * O)
