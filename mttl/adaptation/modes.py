@@ -47,7 +47,7 @@ def apply_mode(
 
     Call it before creating the optimizer. The model is changed in place. `Adapt.mode` describes the
     modes: ``router_only`` is MHR-z, ``all`` Polytropon, ``average`` MHR-μ; ``from_scratch`` keeps
-    only the backbone. All modes but this and ``full`` freeze `Inventory.common`.
+    only the backbone. All modes but this and ``full`` freeze `common_parameters`.
 
     With equal weights all skills receive the same update, so in ``average`` skills that mix factors
     are trained like a single skill. Token routers count as router and their experts as skills. With
@@ -72,9 +72,10 @@ def apply_mode(
     model.router = router.to(device).train(model.router.training)
     model.heads = None if heads is None else heads.to(device).train(model.router.training)
     parts = parts_by_role(model)
+    keeps = mode not in ("from_scratch", "full")
     if reinitialised:
         for skills in parts["skills"]:
-            if mode != "from_scratch" and getattr(skills, "common", ()):
+            if keeps and getattr(skills, "common_parameters", ()):
                 skills.reset_skills(torch.arange(known.n_skills))  # type: ignore[operator]
             else:
                 skills.reset_all_skills()  # type: ignore[operator]
@@ -92,7 +93,7 @@ def apply_mode(
     for role, members in parts.items():
         for part in members:
             part.requires_grad_(role in roles)
-            for name in getattr(part, "common", ()) if mode not in ("from_scratch", "full") else ():
+            for name in getattr(part, "common_parameters", ()) if keeps else ():
                 part.get_parameter(name).requires_grad_(False)
     return model
 

@@ -77,7 +77,7 @@ class Inventory(Bounded, nn.Module, ABC):
     no_weight = ""  # reason why the kind has no equivalent weight change
     composed_defaults: ClassVar[Mapping[str, Any]] = {}  # settings for the use "composed"
     undecayed: tuple[str, ...] = ()  # biases and scales, which have no weight decay
-    common: tuple[str, ...] = ()  # parameters of all skills together, which adaptation keeps
+    common_parameters: tuple[str, ...] = ()  # of all skills together, which adaptation keeps
     adapter_format: ClassVar[str] = "LORA"  # key of `mttl.peft_format.skill_formats.WRITERS`
     second_factors: tuple[str, ...] = ()  # parameters with LoRA+'s higher learning rate
 
@@ -139,8 +139,8 @@ class Inventory(Bounded, nn.Module, ABC):
 
     def stacks(self) -> list[nn.Parameter]:
         """Return the parameters with a slice per skill; the others are common to all skills."""
-        named = self.named_parameters()
-        return [v for n, v in named if v.shape[:1] == (self.n_skills,) and n not in self.common]
+        named, common = self.named_parameters(), self.common_parameters
+        return [v for n, v in named if v.shape[:1] == (self.n_skills,) and n not in common]
 
     def set_path(self, path: str) -> None:
         """Set the path of the layer that has the skills."""

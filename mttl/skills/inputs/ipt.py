@@ -38,7 +38,7 @@ class IntrinsicPromptInventory(Inventory):
     neutral = False
     cut_by_heads = ()
     undecayed = ("inner_bias", "outer_bias")
-    common = ("inner", "inner_bias", "outer", "outer_bias")
+    common_parameters = ("inner", "inner_bias", "outer", "outer_bias")
 
     def __init__(
         self,
