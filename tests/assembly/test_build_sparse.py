@@ -21,25 +21,29 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(folder / "tiny.yaml", write_gym(folder / "gym"))
 
 
-def write_support(path: Path, config: Path) -> SparseSkill:
+def write_support(path: Path, config: Path, structure: str = "entries") -> SparseSkill:
     """Write a sparse file whose tensors have different numbers of entries."""
     backbone = build_backbone(load_config(str(config), []).backbone)
     weights = {name: value.detach() for name, value in backbone.named_parameters()}
     chosen = {name: value.shape for name, value in weights.items() if value.ndim == 2}
-    support = random_support(chosen, 0.05)
+    support = random_support(chosen, 0.05, structure=structure)
     SparseSkill.between(weights, weights, support).save(path)
     return SparseSkill.load(path)
 
 
-def test_a_support_from_a_file_survives_saving_and_the_file(config, tmp_path):
+@pytest.mark.parametrize(("kind", "structure"), [("sparse", "entries"), ("far", "rows")])
+def test_a_support_from_a_file_survives_saving_and_the_file(config, tmp_path, kind, structure):
     path = tmp_path / "support.safetensors"
-    skill = write_support(path, config)
-    found = load_config(f"{config}+skills/sparse.yaml", [f"skills.support={path}"])
+    skill = write_support(path, config, structure)
+    found = load_config(f"{config}+skills/{kind}.yaml", [f"skills.support={path}"])
     tasks = ["one", "two"]
     built = build_model(found, tasks)
     for place, layer in built.model.skilled_layers().items():
         expected = skill.support[f"{place}.weight"]
-        assert torch.equal(layer.inventory.indices, expected.expand(found.skills.n_skills, -1))
+        expected = expected.expand(found.skills.n_skills, -1)
+        if kind == "far":
+            expected = (expected[0] // layer.inventory.in_features).unique()
+        assert torch.equal(layer.inventory.indices, expected)
         torch.nn.init.normal_(layer.inventory.values)
     folder = tmp_path / "run" / "skills"
     built.save_skills(folder, inventory_settings(found))
