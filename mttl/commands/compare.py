@@ -150,9 +150,8 @@ def main(options: argparse.Namespace) -> None:
         check_pairs([*planned, *((r.name, s) for r in existing for s in r.seeds)], reference)
         scores = [score for runs in existing for score in runs.scores]
         check_rows(scores)
-        if plans and methods is METHODS:  # episodes of levels follow from their settings
-            known = set(comparison.gym.tasks())
-            check_rows([one for one in scores if one.task in known], comparison.gym.digest)
+        if plans:
+            comparison.check_scored_rows(scores)
     text = carry_out(
         comparison, plans, options.workers, lambda: write_tables(comparison, plans, existing)
     )

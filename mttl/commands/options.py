@@ -18,6 +18,13 @@ from mttl.runtime.version import VERSION
 NAMES = {module: name for name, module in (COMMANDS | MORE).items()}
 
 
+class _Trust(argparse.Action):
+    """Adds trusted modules to the environment, which child processes inherit."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        trust(values)
+
+
 class _ShowSettings(argparse.Action):
     """Prints the settings of a section and exits."""
 
@@ -227,7 +234,6 @@ def make_parser(name: str, description: str | None) -> CommandParser:
     parser = CommandParser(prog=prog, description=description, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"mttl {VERSION}")
     help = "modules, packages or files with plug-in classes that may be imported"
-    # Trusted modules are added to the environment, which child processes inherit.
-    trusted: dict[str, Any] = {"type": trust, "default": argparse.SUPPRESS, "help": help}
+    trusted: dict[str, Any] = {"action": _Trust, "default": argparse.SUPPRESS, "help": help}
     parser.add_argument("--trust", metavar="MODULE[,MODULE...]", **trusted)
     return parser

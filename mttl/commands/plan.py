@@ -81,8 +81,6 @@ def _show(
 def _compare(
     config: "Config", needs_of: Callable[..., Any], options: argparse.Namespace, n_processes: int
 ) -> None:
-    from mttl.config.backbone_schema import Pretrained
-
     ways = {
         "ddp": ("ddp", n_processes),
         "ddp, nf4": ("ddp", n_processes, "nf4"),
@@ -95,15 +93,22 @@ def _compare(
     console.print(f"| backbone | {' | '.join(ways)} |")
     console.print(f"|---|{'--:|' * len(ways)}")
     for folder in options.backbones:
-        kept = config.backbone.model_dump(exclude={"kind", "name", "model_type", "config"})
-        kept = {name: value for name, value in kept.items() if name in Pretrained.model_fields}
-        backbone = Pretrained(kind="pretrained", name=folder, **kept)
-        needs, cells = needs_of(config.model_copy(update={"backbone": backbone})), []
+        needs, cells = needs_of(_on(config, folder)), []
         for way in ways.values():
             plan = needs.plan(*way)
             fitting = [gib for gib in sorted(options.gpu_memory) if plan.fits(gib)]
             cells.append(f"{_gib(plan.peak)} → {fitting[0] if fitting else 'none'}")
         console.print(f"| {Path(folder).name} | {' | '.join(cells)} |", soft_wrap=True)
+
+
+def _on(config: "Config", folder: str) -> "Config":
+    """Return the configuration with another pretrained backbone."""
+    from mttl.config.backbone_schema import Pretrained
+
+    kept = config.backbone.model_dump(exclude={"kind", "name", "model_type", "config"})
+    kept = {name: value for name, value in kept.items() if name in Pretrained.model_fields}
+    backbone = Pretrained(kind="pretrained", name=folder, **kept)
+    return config.model_copy(update={"backbone": backbone})
 
 
 def _gib(size: int) -> str:

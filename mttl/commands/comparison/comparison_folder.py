@@ -14,6 +14,8 @@ from mttl.adaptation.plan import Results, check_rows, new_tasks, plan_jobs, read
 from mttl.adaptation.resumable_jobs import keep_settings
 from mttl.commands.comparison.methods import METHODS, REFERENCE, AdaptationVariant, Method, Plan
 from mttl.commands.comparison.stages import Cost, Processes
+from mttl.commands.comparison.tables import TaskScore
+from mttl.commands.comparison.tables import check_rows as check_scores
 from mttl.config.load import dump_config, load_any_config, load_config
 from mttl.config.schema import Adapt, Config
 from mttl.config.section import Section
@@ -158,6 +160,11 @@ class MethodComparison:
         for name in given & self.own_settings.keys():
             option = self.own_settings[name]
             raise ConfigError(f"-k {name} is set by the comparison{option}; remove it")
+
+    def check_scored_rows(self, scores: Sequence[TaskScore]) -> None:
+        """Raise an `MttlError` if the tasks of finished runs have other rows now."""
+        tasks = set(self.gym.tasks())
+        check_scores([score for score in scores if score.task in tasks], self.gym.digest)
 
     def check(self, plans: list[Plan]) -> None:
         """Check all settings before the first training begins."""

@@ -53,6 +53,17 @@ class ExistingRuns:
                     "rl.evaluation.choose: [greedy]). Remove the run from --runs; mttl compare RUN "
                     "shows other scores"
                 )
+        for mode in dict.fromkeys(score.mode for score in self.scores if score.mode):
+            places = [folder / f"adapt-{mode}" for folder in self.folders]
+            found = {place: adapted_to(place) for place in places}
+            everything = set[Adapted]().union(*found.values())
+            for place, own in found.items():
+                if own and own != everything:
+                    yield (
+                        f"'{place}' has results for {len(own)} of the {len(everything)} tasks and "
+                        "samples of this method's runs; repeat the same mttl adapt to finish it, "
+                        "or remove the run from --runs"
+                    )
 
     @cached_property
     def scores(self) -> list[TaskScore]:

@@ -95,7 +95,9 @@ VARIANTS = (*MODES, "nearest_task")
 
 
 def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Method]:
-    """Return the methods defined by ``NAME=FRAGMENT`` texts."""
+    """Return the methods defined by ``NAME=FRAGMENT`` texts; their files must exist."""
+    from mttl.config.load import find_file  # slow to import
+
     found: dict[str, Method] = {}
     for text in texts:
         name, _, fragment = text.partition("=")
@@ -103,6 +105,8 @@ def custom_methods(texts: Sequence[str], modes: Sequence[str]) -> dict[str, Meth
             raise MttlError(f"--method '{text}' must be NAME=FILE, NAME of letters and digits")
         if name in METHODS or name in POLICY_METHODS or name in found:
             raise MttlError(f"--method {name}: another method has this name; choose another")
+        for file in fragment.split("+"):
+            find_file(file, suffix=".yaml")
         variants = tuple(one for one in MODE_VARIANTS if one.name in ("all", *modes))
         found[name] = Method(fragment, variants=variants, adapts_by_fragment=True)
     return found
