@@ -293,7 +293,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (folder / "adapt-all").mkdir(parents=True)
         (folder / "config.yaml").write_text(f"run: {{seed: {seed}}}\noptim: {{lr: {rate}}}\n")
         (folder / "adapt-all" / "config.yaml").write_text(adapt)
-        (folder / "results.csv").write_text("task,split,sample,score\nt,test,1,0.5\n")
+        (folder / "results.csv").write_text("task,split,sample,metric,score\nt,test,1,exact,0.5\n")
         return folder
 
     a, b, c, begun = run("a", 1), run("b", 2), run("c", 1, 0.2), run("begun", 3)

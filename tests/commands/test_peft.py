@@ -310,7 +310,7 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (IMPORT, [str(adapter), str(adapter), *out], "task names must be distinct, not adapter,"),
         (IMPORT, [str(adapter), "--max-input-length", "0", *out], "of at least 1"),
         (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks has 2 names for 1 tasks"),
-        (IMPORT, [str(poly), str(poly), *out], "a Poly adapter must be imported without other"),
+        (IMPORT, [str(poly), str(poly), *out], "it must be imported without others"),
         (IMPORT, [str(adapter), "--system", "x", *out], "--system needs --template chat; add it"),
         (IMPORT, [str(adapter), "--template", "chat", *out], "needs a decoder-only backbone, but"),
         (EXPORT, [str(named), "--all", *out], "the task 'base_model' cannot be the name of a"),

@@ -128,7 +128,8 @@ CASES = _TASKS | {
     "nf4, checkpointing": partial(task_model, "nf4", checkpointing=True),
 }
 _FIRST = {kind_class(name): name for name in reversed(TASK_KINDS)}
-_KINDS = [f"{family}, {_FIRST[kind]}" for family, kind in zip(cycle(FAMILIES), KINDS.values())]
+_OF_TASKS = [kind for kind in KINDS.values() if "task" in kind.uses]
+_KINDS = [f"{family}, {_FIRST[kind]}" for family, kind in zip(cycle(FAMILIES), _OF_TASKS)]
 # A few kinds of skill, and one of everything else; the others are slow.
 SOME = [
     *("t5, all", "t5, tokens", "llama, token adapters", "llama, prompts", "llama, bfloat16"),

@@ -14,7 +14,7 @@ CELLS = [(file, backbone) for file in files() for backbone in BACKBONES]
 TURNS = [(name,) for name in COLUMNS if name not in ("train", "adapt", "add-tasks")]
 TURNS.append(("adapt", "add-tasks"))
 EACH = 2  # turns of a combination
-ALONE = ["aggregation/fusion.yaml", *(f"router/{member}.yaml" for member in MEMBERS)]
+ALONE = ["aggregation/fusion.yaml", *(f"router/{one}.yaml" for one in (*MEMBERS, "token_loramoe"))]
 
 
 def combinations() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:

@@ -34,6 +34,7 @@ DEEP = ("skills/s4.yaml",)  # names layers by number
 MEMBERS = ("arrow", "spectral", "phatgoose", "retrieval")
 SETTINGS = {
     "router/phatgoose.yaml": ["moe.router.gate_steps=1"],
+    "router/token_loramoe.yaml": ["moe.n_experts=2", "moe.router.top_k=2"],  # as the matrix
     "optim/maml.yaml": ["data.batch_size=4", "trainer.accumulate_grad_batches=2"],
     "optim/reptile.yaml": ["data.batch_size=4", "trainer.accumulate_grad_batches=2"],
 }

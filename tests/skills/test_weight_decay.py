@@ -6,6 +6,7 @@ from torch import nn
 from transformers import Trainer
 
 from helpers.backbones import BACKBONES
+from mttl.plugins.parts import PARTS
 from mttl.skills import KINDS
 from mttl.skills.blocks.feed_forward_experts import FeedForwardExperts
 from mttl.skills.composed.composed_model import ModuleInventory
@@ -57,7 +58,7 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARTS["skills"])
 def test_of_skills_decay_is_for_all_but_biases_and_scales(kind):
     more = (2,) if kind in ("head_mask", "norm", "prefix", "ladder") else ()
     settings = {"n_products": 2} if kind == "compacter" else {}

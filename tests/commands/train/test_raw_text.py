@@ -137,8 +137,7 @@ def test_a_new_language_is_learnt_by_adaptation(runs: dict[str, Path], folder: P
         ({"metric": "ACC"}, "the metric of 'other' ('ACC') must be 'token-probability' for tasks"),
         (
             {"kind": "text-to-text", "output": "x", "k": 8, "metric": "token-probability"},
-            "the metric of 'other' ('token-probability') must be 'token-probability' for tasks of "
-            "the kind 'text', and cannot be it for other tasks",
+            "'french' is raw text (kind: text), but 'other' has no head",
         ),
     ],
 )

@@ -5,8 +5,9 @@ import torch
 
 from helpers.backbones import tiny_t5
 from helpers.compare import assert_same
+from helpers.modes import adapted
 from helpers.skills import filled, mixing, skilled
-from mttl.adaptation.modes import adapted, count_trained
+from mttl.adaptation.modes import count_trained
 from mttl.skills import KINDS
 
 V, O, P, D, H, K, B = 11, 4, 3, 5, 6, 3, 2  # noqa: E741
