@@ -1,6 +1,6 @@
 """BASE routing: balanced assignment of tokens to experts in training."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -39,20 +39,11 @@ class BaseRouter(TokenRouter):
         return Assignment(tokens.numbers(), experts, gates, torch.softmax(scores, dim=-1), scores)
 
 
-# Smallest increments of bids in successive auctions, as a share of the range of scores.
-STEPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-Method = Literal["auto", "scipy", "auction"]
-
-
-def balanced_assignment(
-    scores: Float[Tensor, "N E"], *, method: Method = "auto"
-) -> Int[Tensor, "N"]:
+def balanced_assignment(scores: Float[Tensor, "N E"]) -> Int[Tensor, "N"]:
     r"""Return the column of each row that maximises :math:`\sum_n s_{n, a(n)}`.
 
     Each column gets :math:`\lfloor N / E \rfloor` rows, and :math:`N \bmod E` of them one more. The
-    solver is ``"scipy"``, exact and on the CPU; ``"auction"``, on the scores' device, exact to
-    N × 1e-6 of their range; or ``"auto"``, which is scipy for scores on the CPU. A score that is
-    not finite is a ValueError.
+    result is exact; the solver runs on the CPU. A score that is not finite is a ValueError.
     """
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(
@@ -64,19 +55,13 @@ def balanced_assignment(
         return torch.zeros(0, dtype=torch.long, device=scores.device)
     scores = scores.detach().double()
     squared = square_scores(scores)
-    # All slots are taken, so prices change only the total. Solvers are many times faster if the
+    # All slots are taken, so prices change only the total. The solver is many times faster if the
     # demand for columns is even.
     squared -= even_prices(scores).repeat(squared.shape[1] // n_columns)
-    if method == "auto":
-        method = "scipy" if scores.device.type == "cpu" else "auction"
-    if method == "scipy":
-        from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
+    from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
 
-        _, found = linear_sum_assignment(squared.cpu().numpy(), maximize=True)
-        slots = torch.as_tensor(found, device=scores.device)
-    else:
-        slots = auction(squared, float(scores.max() - scores.min()))
-    return slots[:n_rows] % n_columns
+    _, slots = linear_sum_assignment(squared.cpu().numpy(), maximize=True)
+    return torch.as_tensor(slots, device=scores.device)[:n_rows] % n_columns
 
 
 def square_scores(scores: Float[Tensor, "N E"]) -> Float[Tensor, "M M"]:
@@ -108,49 +93,3 @@ def even_prices(scores: Float[Tensor, "N E"], n_rounds: int = 30) -> Float[Tenso
         wanted = torch.log_softmax((scores - prices) / blur, dim=1).logsumexp(0)
         prices = prices + blur * (wanted - wanted.mean())
     return prices
-
-
-def auction(scores: Float[Tensor, "M M"], spread: float) -> Int[Tensor, "M"]:
-    """Return a one-to-one assignment of rows to columns by auctions.
-
-    All free rows bid for their best column, whose price rises by the difference to the second best
-    plus a step. Steps shrink from auction to auction, and prices are kept. The total score is
-    within M times the last step of the optimum.
-
-    References:
-        Bertsekas, *Auction Algorithms for Network Flow Problems*, Computational Optimization and
-        Applications 1, 1992.
-    """
-    n = len(scores)
-    if n == 1:
-        return torch.zeros(1, dtype=torch.long, device=scores.device)
-    prices = scores.new_zeros(n)
-    owner = torch.arange(n, device=scores.device)
-    for step in STEPS:
-        owner = _bid(scores, prices, step * max(spread, 1e-9))
-    column_of = torch.empty_like(owner)
-    column_of[owner] = torch.arange(n, device=scores.device)
-    return column_of
-
-
-def _bid(scores: Tensor, prices: Tensor, step: float) -> Tensor:
-    """Return the row that wins each column in one auction; ``prices`` change in place."""
-    n = len(scores)
-    owner = torch.full((n,), -1, device=scores.device)
-    free = torch.arange(n, device=scores.device)
-    while len(free):
-        best, columns = (scores[free] - prices).topk(2, dim=-1)
-        bids = prices[columns[:, 0]] + best[:, 0] - best[:, 1] + step
-        highest = torch.full_like(prices, -torch.inf)
-        highest.scatter_reduce_(0, columns[:, 0], bids, "amax")
-        # Of equal bids, the one written last wins.
-        winning = bids == highest[columns[:, 0]]
-        winner = torch.full_like(owner, -1)
-        winner[columns[winning, 0]] = free[winning]
-        sold = winner >= 0
-        owner = torch.where(sold, winner, owner)
-        prices.copy_(torch.where(sold, highest, prices))
-        is_free = torch.ones(n, dtype=torch.bool, device=scores.device)
-        is_free[owner[owner >= 0]] = False
-        free = is_free.nonzero().squeeze(1)
-    return owner

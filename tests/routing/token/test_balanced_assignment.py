@@ -28,17 +28,15 @@ def optimum(scores: torch.Tensor) -> float:
 
 
 @given(st.integers(1, 25), st.integers(1, 5), st.integers(0, 1000), st.booleans())
-def test_both_solvers_are_balanced_and_optimal(n: int, e: int, seed: int, biased: bool) -> None:
+def test_balanced_and_optimal(n: int, e: int, seed: int, biased: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(n, e, generator=generator)
     if biased:  # everybody likes the same columns
         scores = scores * 0.1 + torch.arange(e) * 5.0
     best = optimum(scores)
-    spread = float(scores.max() - scores.min())
     assert balanced_assignment(torch.zeros(0, e)).tolist() == []
-    for method, slack in (("scipy", 1e-9), ("auction", (n + e) * 1e-6 * spread + 1e-9)):
-        columns = balanced_assignment(scores, method=method)
-        counts = torch.bincount(columns, minlength=e)
-        assert counts.min() >= n // e
-        assert counts.max() <= -(-n // e)
-        assert total(scores, columns) >= best - slack
+    columns = balanced_assignment(scores)
+    counts = torch.bincount(columns, minlength=e)
+    assert counts.min() >= n // e
+    assert counts.max() <= -(-n // e)
+    assert total(scores, columns) >= best - 1e-9  # rounding of sums of at most 25 scores
