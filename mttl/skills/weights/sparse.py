@@ -71,20 +71,9 @@ def make_pattern(indices: Int[Tensor, "K n"], shape: tuple[int, int]) -> Pattern
     )
 
 
-def sparse_outputs(
-    x: Float[Tensor, "B L I"],
-    values: Float[Tensor, "K n"],
-    weights: Float[Tensor, "B H K"],
-    pattern: Pattern,
-) -> Float[Tensor, "B L O"]:
-    """Return the mixed outputs of K sparse matrices with values in the order of their supports.
-
-    Gradients are exact for ``x``, ``values`` and ``weights``; there is no second derivative.
-    """
-    return _SparseOutputs.apply(x, values, weights, pattern)  # type: ignore[return-value]
-
-
 class _SparseOutputs(torch.autograd.Function):
+    """The mixed outputs of K sparse matrices with values in the order of their supports."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: Tensor, weights: Tensor, pattern: Pattern) -> Tensor:
         ctx.save_for_backward(x, values, weights)
@@ -219,8 +208,7 @@ class SparseInventory(Inventory):
         self.register_buffer("indices", torch.stack([places[:n_entries] for places in drawn]))
         self.values = nn.Parameter(torch.empty(n_skills, n_entries))
         self.reset_parameters()
-        self._pattern: Pattern | None = None
-        self._pattern_state: tuple[object, ...] = ()
+        self._pattern: tuple[Tensor, int, Pattern] | None = None  # of indices, and their version
 
     def reset_parameters(self) -> None:
         """Re-initialise the values; the supports do not change."""
@@ -244,7 +232,6 @@ class SparseInventory(Inventory):
         require_inside(indices, self.out_features * self.in_features)
         self.indices = indices.to(self.indices.device).contiguous()
         self.values = nn.Parameter(self.values.new_zeros(indices.shape))
-        self._pattern = None
 
     def merge(self, weights: Weights) -> Merged:
         """Return the weights, or dense changes and the index of each example's change."""
@@ -260,9 +247,8 @@ class SparseInventory(Inventory):
             # Sparse products need at least single precision.
             wide = torch.promote_types(self.values.dtype, torch.float32)
             with torch.autocast(x.device.type, enabled=False):
-                change = sparse_outputs(
-                    x.to(wide), self.values.to(wide), merged[0].to(wide), self._current_pattern()
-                )
+                given = (part.to(wide) for part in (x, self.values, *merged))
+                change: Any = _SparseOutputs.apply(*given, self._current_pattern())
             return y + change.to(y.dtype)
         changes, which = self._dense(merged[0]) if len(merged) == 1 else merged
         changes, x, y = changes.to(dtype), x.to(dtype), y.to(dtype)
@@ -305,12 +291,12 @@ class SparseInventory(Inventory):
 
     def _current_pattern(self) -> Pattern:
         """Return the pattern of the current support, which is cached."""
-        # Detects changes of the indices by loading a checkpoint or moving the module.
-        state = (id(self.indices), self.indices._version, self.indices.device)
-        if self._pattern is None or self._pattern_state != state:
-            self._pattern = make_pattern(self.indices, (self.out_features, self.in_features))
-            self._pattern_state = state
-        return self._pattern
+        own, cached = self.indices, self._pattern
+        # Loading a checkpoint changes the indices in place; moving the module replaces them.
+        if cached is None or cached[0] is not own or cached[1] != own._version:
+            pattern = make_pattern(own, (self.out_features, self.in_features))
+            cached = self._pattern = own, own._version, pattern
+        return cached[2]
 
 
 def _comparable(weights: Tensor) -> bool:

@@ -12,26 +12,6 @@ from mttl.plugins.part_settings import Positive, PositiveInt, Seed
 from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
 
 
-class SharedMatrices:
-    """Two random matrices; each layer reads as many of the first rows as it has features."""
-
-    def __init__(self, rank: int, seed: int) -> None:
-        self.rank, self.seed = rank, seed
-        self._drawn: dict[int, Tensor] = {}
-
-    @torch.compiler.disable
-    def rows(self, which: int, n_rows: int, device: torch.device) -> Float[Tensor, "n r"]:
-        """Return the first rows of the first (0) or second (1) matrix, uniform in ±1."""
-        found = self._drawn.get(which, torch.empty(0))
-        if len(found) < n_rows or found.device != device:
-            draws = np.random.RandomState([self.seed, which])
-            values = draws.uniform(-1, 1, (max(n_rows, len(found)), self.rank))
-            with torch.inference_mode(False):  # training uses it too
-                found = torch.from_numpy(values.astype(np.float32)).to(device)
-            self._drawn[which] = found
-        return found[:n_rows]
-
-
 class VeRAInventory(Inventory):
     r"""K pairs of vectors that scale two fixed random matrices.
 
@@ -69,11 +49,11 @@ class VeRAInventory(Inventory):
         self.rank, self.start, self.seed = rank, start, seed
         self.inner = nn.Parameter(torch.empty(n_skills, rank))
         self.outer = nn.Parameter(torch.empty(n_skills, out_features))
-        self.matrices = SharedMatrices(rank, seed)
+        self._drawn: dict[int, Tensor] = {}  # A (0) and B (1) of the layer with the most features
         self.reset_parameters()
 
     def tie_to(self, first: Any) -> None:
-        self.matrices = first.matrices
+        self._drawn = first._drawn
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.inner, self.start)
@@ -87,16 +67,23 @@ class VeRAInventory(Inventory):
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
         inner, outer = (part.to(dtype).unsqueeze(1) for part in merged)
-        down, up = (part.to(dtype) for part in self._factors(x.device))
+        down, up = self._rows(0, x.device).to(dtype), self._rows(1, x.device).to(dtype)
         return torch.addcmul(y.to(dtype), outer, (x.to(dtype) @ down * inner) @ up.t())
 
     def delta(self, weights: Float[Tensor, "T 1 K"]) -> Float[Tensor, "T O I"]:
         inner, outer = self.merge(weights)
-        down, up = (part.to(inner.dtype) for part in self._factors(inner.device))
+        down, up = (self._rows(which, inner.device).to(inner.dtype) for which in (0, 1))
         return outer.unsqueeze(2) * ((up * inner.unsqueeze(1)) @ down.t())
 
-    def _factors(self, device: torch.device) -> tuple[Float[Tensor, "I r"], Float[Tensor, "O r"]]:
-        """Return A and B of this layer, with entries in ±1."""
-        down = self.matrices.rows(0, self.in_features, device)  # type: ignore
-        up = self.matrices.rows(1, self.out_features, device)  # type: ignore
-        return down, up
+    @torch.compiler.disable
+    def _rows(self, which: int, device: torch.device) -> Float[Tensor, "n r"]:
+        """Return A (0) or B (1) of this layer, with entries uniform in ±1."""
+        n_rows = (self.in_features, self.out_features)[which]
+        found = self._drawn.get(which, torch.empty(0))
+        if len(found) < n_rows or found.device != device:
+            draws = np.random.RandomState([self.seed, which])
+            values = draws.uniform(-1, 1, (max(n_rows, len(found)), self.rank))
+            with torch.inference_mode(False):  # training uses it too
+                found = torch.from_numpy(values.astype(np.float32)).to(device)
+            self._drawn[which] = found
+        return found[:n_rows]

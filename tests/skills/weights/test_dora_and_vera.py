@@ -7,7 +7,6 @@ from torch import nn
 from helpers.compare import relative_error
 from helpers.skills import filled, mixing
 from mttl.skills import DoRAInventory, VeRAInventory
-from mttl.skills.weights.vera import SharedMatrices
 
 peft = pytest.importorskip("peft")
 RANK, N_IN, N_OUT, K, B = 3, 8, 6, 4, 5
@@ -61,7 +60,7 @@ def test_vera_is_peft_s() -> None:
     def copy(layer, own):
         scales = (6 / N_IN) ** 0.5, (6 / RANK) ** 0.5
         inner, outer = layer.vera_lambda_d["default"], layer.vera_lambda_b["default"]
-        down, up = own._factors(torch.device("cpu"))
+        down, up = (own._rows(which, torch.device("cpu")) for which in (0, 1))
         with torch.no_grad():
             layer.vera_A["default"].copy_(scales[0] * down.double().t())
             layer.vera_B["default"].copy_(scales[1] * up.double())
@@ -97,11 +96,13 @@ def test_all_layers_read_the_first_rows_of_the_same_matrices() -> None:
         VeRAInventory(2 * N_IN, N_OUT, K, rank=RANK),
     )
     second.tie_to(first)
-    small, wide = (one._factors(torch.device("cpu"))[0] for one in (first, second))
+    alone, other = (VeRAInventory(2 * N_IN, N_OUT, K, rank=RANK, seed=seed) for seed in (0, 1))
+    small, wide, again, differs = (
+        one._rows(0, torch.device("cpu")) for one in (first, second, alone, other)
+    )
     assert torch.equal(small, wide[:N_IN])
-    again = SharedMatrices(RANK, 0).rows(0, 2 * N_IN, torch.device("cpu"))
     assert torch.equal(again, wide)
-    assert not torch.equal(again, SharedMatrices(RANK, 1).rows(0, 2 * N_IN, torch.device("cpu")))
+    assert not torch.equal(again, differs)
     found = filled(first).double().delta(mixing(B, 1, K).double())
     x, y = torch.randn(B, 2, N_IN).double(), torch.zeros(B, 2, N_OUT).double()
     weights = mixing(B, 1, K).double()
