@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from torch import nn
 
-from mttl.aggregation.packed_weights import is_foreign
 from mttl.io.errors import require_one_of
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attachment_points import ATTACHMENT_POINTS
@@ -201,14 +200,6 @@ def _chosen(
     where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer with several paths (tied weights) gets one inventory, under the first path.
     places = where.find(backbone)
-    unknown = {
-        path: type(module).__name__
-        for path, module in backbone.named_modules()
-        if path not in places and is_foreign(module)
-    }
-    chosen = choose_layers(
-        *(places, placement.targets, blocks, unknown if where.layer is SkilledLinear else {}),
-        words=where.words(backbone, {*places, *unknown}),
-        noun=where.noun,
-    )
+    words = where.words(backbone, places)
+    chosen = choose_layers(places, placement.targets, blocks, words=words, noun=where.noun)
     return {path: places[path] for path in chosen}
