@@ -44,7 +44,7 @@ def prepare_members(config: Config, imported: Built) -> None:
     )
     embed_tasks(model, data)
     if isinstance(model.router, RetrievalRouter):
-        model.router.remember(model.router.get_buffer("shown_examples"))
+        model.router.members.copy_(model.router.get_buffer("shown_examples"))
     if gates is not None and "gate_steps" in getattr(gates, "own_settings", ()):
         module = TextToTextModule(model, tokenizer, metrics).to(device_of())
         train_gates(module, data.train_dataloader(), n_steps=gates.gate_steps, lr=gates.gate_lr)

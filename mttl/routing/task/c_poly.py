@@ -45,11 +45,11 @@ class CPolyRouter(PolytroponRouter):
         "set router.kind: polytropon, or moe.task_prior: none"
     }
     refuses: ClassVar = {
-        f"{condition}": f"{name} must be {needed} for the router c_poly, since other "
-        "values would involve skills of other tasks; it is a setting of polytropon"
-        for condition, name, needed in (
-            ("shared_skill", "shared_skill", "false"),
-            ("normalise != sum", "normalise", "sum"),
+        condition: f"{needed} for the router c_poly, since other values would involve skills of "
+        "other tasks; it is a setting of polytropon"
+        for condition, needed in (
+            ("shared_skill", "shared_skill must be false"),
+            ("normalise != sum", "normalise must be sum"),
         )
     }
     task_rows: ClassVar = {**PolytroponRouter.task_rows, "allowed": TaskRows(axis=0, unused=0.0)}

@@ -62,8 +62,7 @@ class CategoricalRouter(TaskRouter):
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         logits = self.logits.index_select(1, task_ids)
         if self.training:
-            noise = -torch.empty_like(logits).exponential_().log()
-            logits = (logits + noise) / self.temperature
+            return self._rounded(functional.gumbel_softmax(logits, self.temperature))  # type: ignore[arg-type]
         return self._rounded(logits.softmax(-1))
 
     def probabilities(self) -> Float[Tensor, "G T H K"]:
@@ -95,7 +94,6 @@ class ScoreFunctionRouter(CategoricalRouter):
     Args:
         entropy: Weight in the loss of the negative entropy of the choices, a mean over groups and
             heads; it encourages exploration.
-        init_scale: Scale of the logits' initialisation, U(-init_scale, init_scale).
 
     References:
         Kool, van Hoof and Welling, *Buy 4 REINFORCE Samples, Get a Baseline for Free!*, ICLR 2019

@@ -124,10 +124,6 @@ class RetrievalRouter(PromptRouter):
         self.top_k, self.temperature, self.by = top_k, temperature, by
         self.register_buffer("members", torch.zeros(n_skills, n_features))
 
-    def remember(self, vectors: Float[Tensor, "K D"]) -> None:
-        """Set the vectors of the members' tasks."""
-        self.members.copy_(vectors)
-
     def forward(
         self,
         task_ids: Int[Tensor, "B"],

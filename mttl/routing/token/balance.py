@@ -4,7 +4,7 @@ Every loss is a function of sums over tokens (`LoadSums`), which may be summed o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -38,14 +38,13 @@ class LoadSums:
         """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return self
-        scalars = torch.stack([self.tokens, self.squared_z])
-        vectors = [self.pairs, self.first, self.probabilities, self.gates, self.load]
         # Imported late, since some builds of PyTorch have no processes.
         from torch.distributed.nn.functional import all_reduce
 
-        total: Any = all_reduce(torch.cat([scalars, *vectors]), group=None)
-        pairs, first, chances, gates, load = total[2:].chunk(5)
-        return LoadSums(total[0], pairs.detach(), first.detach(), chances, gates, load, total[1])
+        own = [getattr(self, one.name) for one in fields(self)]
+        total: Any = all_reduce(torch.cat([value.flatten() for value in own]), group=None)
+        parts = total.split([value.numel() for value in own])
+        return LoadSums(*(part.view_as(value) for part, value in zip(parts, own, strict=True)))
 
 
 def load_sums(choice: Assignment) -> LoadSums:
@@ -135,10 +134,9 @@ def localised_loss(choice: Assignment, tokens: Tokens, delta: float) -> Float[Te
     """
     assert tokens.own is not None
     assert tokens.examples is not None
-    _, rows = tokens.examples.unique(return_inverse=True)
+    names, rows = tokens.examples.unique(return_inverse=True)
     weighted = choice.probabilities * torch.where(tokens.own, 1 + delta, 1 - delta)
-    n_rows = int(rows.max()) + 1 if len(rows) else 1
-    sums = weighted.new_zeros(n_rows, weighted.shape[1]).index_add(0, rows, weighted)
+    sums = weighted.new_zeros(max(1, len(names)), weighted.shape[1]).index_add(0, rows, weighted)
     return squared_variation(sums.flatten())
 
 

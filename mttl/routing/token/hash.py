@@ -5,7 +5,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mttl.io.errors import require_at_least
 from mttl.plugins.part_settings import Seed
 from mttl.routing.token.choice import Assignment, Tokens
 from mttl.routing.token.token_router import TokenRouter
@@ -22,7 +21,7 @@ class HashRouter(TokenRouter):
         seed: Seed of the random table from vocabulary entries to experts.
 
     Raises:
-        ValueError: If the vocabulary is smaller than the number of experts, or there is a prior.
+        ValueError: If there is a prior.
 
     References:
         Roller, Sukhbaatar, Szlam and Weston, *Hash Layers For Large Sparse Models*, NeurIPS 2021,
@@ -37,7 +36,6 @@ class HashRouter(TokenRouter):
         self, in_features: int, n_experts: int, *, vocabulary_size: int, seed: Seed = 0
     ) -> None:
         super().__init__(in_features, n_experts)
-        require_at_least(n_experts, vocabulary_size=vocabulary_size)
         self.seed = seed
         self.register_buffer("table", torch.empty(vocabulary_size, dtype=torch.long))
         self.reset_parameters()

@@ -166,8 +166,6 @@ class PhatgooseRouter(MemberRouter):
     members: a member's change is multiplied by :math:`\sigma(v_e^\top x)`, which starts at 1/2.
 
     Args:
-        top_k: Number of members per token.
-        temperature: Temperature of the softmax over the chosen members.
         gate_steps: Training steps of the gates, on batches of all members' tasks.
         gate_lr: Learning rate of the gates.
 

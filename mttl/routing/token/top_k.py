@@ -80,11 +80,7 @@ class TopKRouter(LinearRouter):
 
 
 class SwitchRouter(TopKRouter):
-    """Sends each token to its most probable expert, with the probability as the gate (Switch).
-
-    Args:
-        jitter: Range of the noise in training: inputs are multiplied by U(1 - jitter, 1 + jitter).
-    """
+    """Sends each token to its most probable expert, with the probability as the gate (Switch)."""
 
     internal = ("top_k", "normalise")
 

@@ -32,21 +32,6 @@ def test_all_groups_and_heads_have_the_rows(router: FixedRouter, expected: torch
     assert torch.equal(router.matrix(), expected[None, :, None].expand_as(router.matrix()))
 
 
-@pytest.mark.parametrize(
-    ("matrix", "message"),
-    [
-        *(
-            ([[1.0, wrong]], "must be finite and at least 0")
-            for wrong in (-1.0, torch.nan, torch.inf)
-        ),
-        ([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]], r"for the tasks with ids \[1, 3\]"),
-    ],
-)
-def test_no_matrix_of_experts(matrix: list[list[float]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ExpertRouter(1, len(matrix), 1, 2, matrix=torch.tensor(matrix))
-
-
 def test_new_tasks() -> None:
     router = FixedRouter(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), 2, n_heads=3)
     mean = router.for_new_tasks(2)

@@ -24,7 +24,7 @@ def smear() -> SmearRouter:
 
 def retrieval(**settings) -> RetrievalRouter:
     router = RetrievalRouter(G, T, H, K, D, **settings)
-    router.remember(texts(K))
+    router.members.copy_(texts(K))
     router.show("examples", texts(T))
     return router
 

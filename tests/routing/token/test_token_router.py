@@ -141,7 +141,6 @@ def test_a_prior_must_leave_an_expert() -> None:
         (lambda: GShardRouter(I, 1), r"n_experts \(1\) must be at least 2"),
         (lambda: ExpertChoiceRouter(I, E, capacity=5.0), r"capacity \(5.0\) must be at most n_exp"),
         (lambda: ArrowRouter(I, E, top_k=5), r"top_k \(5\) must be at most n_experts \(4\)"),
-        (lambda: HashRouter(I, E, vocabulary_size=3), r"vocabulary_size \(3\) must be at least"),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], TokenRouter], message: str) -> None:
