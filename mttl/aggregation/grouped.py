@@ -4,7 +4,7 @@ One operation for all experts has one gradient of the stacked weight. Indexing t
 would give a gradient of the full size per expert.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +12,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mttl.aggregation.mix import active_dtype
-from mttl.io.errors import require_one_of
-
-Method = Literal["auto", "segments", "grouped_mm"]
 
 
 def grouped_linear(
@@ -22,23 +19,18 @@ def grouped_linear(
     weight: Float[Tensor, "E O I"],
     bias: Float[Tensor, "E O"] | None,
     counts: Int[Tensor, "E"],
-    *,
-    method: Method = "auto",
 ) -> Float[Tensor, "P O"]:
     r"""Return :math:`x_p W_{e(p)}^\top + b_{e(p)}` for rows sorted by expert.
 
     Gradients are exact; there is no second derivative. All tensors are cast to the dtype of ``x``,
     or to autocast's. ``counts`` are the numbers of rows of each expert.
 
-    The method ``"segments"`` multiplies expert by expert, ``"grouped_mm"`` by one kernel of
-    PyTorch. ``"auto"`` uses the kernel on a GPU that supports dtype and sizes, else segments.
+    A GPU that supports dtype and sizes uses one kernel of PyTorch, others multiply by each expert.
     """
-    require_one_of(get_args(Method), method=method)
     x = x.to(active_dtype(x))
     weight = weight.to(x.dtype)
-    kernel = _has_kernel(x.device, x.dtype, *weight.shape[1:])
     bias = None if bias is None else bias.to(x.dtype)
-    if method == "grouped_mm" or (method == "auto" and kernel):
+    if _has_kernel(x.device, x.dtype, *weight.shape[1:]):
         y: Tensor = _GroupedKernel.apply(x, weight, counts.cumsum(0).int())  # type: ignore
         return y if bias is None else y + bias.repeat_interleave(counts, dim=0, output_size=len(y))
     return _Segments.apply(x, weight, bias, counts.tolist())  # type: ignore[return-value]

@@ -21,14 +21,6 @@ def is_packed(weight: Any) -> bool:
     return packed or hasattr(weight, "quant_state")  # a part of a sharded weight
 
 
-def is_plain_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is an `nn.Linear` with an ordinary tensor as its weight.
-
-    Layers of torchao are `nn.Linear`, too, and differ in the class of the weight.
-    """
-    return type(layer) is nn.Linear and type(layer.weight) in (nn.Parameter, Tensor)
-
-
 def packed_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers with a packed weight by path."""
     return {

@@ -32,15 +32,14 @@ class ParallelExperts(Inventory):
     `DistributedDataParallel`, which must ignore the experts.
 
     Raises:
-        ValueError: If tokens cannot choose such experts, their number is not divisible by the
-            number of processes, or there is no process group.
+        ValueError: If their number is not divisible by the number of processes, or there is no
+            process group.
     """
 
     uses = ("token",)
 
     def __init__(self, experts: Inventory) -> None:
         super().__init__(experts.in_features, experts.out_features, experts.n_skills)
-        experts.require_use("token")
         n_processes, rank = dist.get_world_size(), dist.get_rank()
         if experts.n_skills % n_processes:
             raise ValueError(
@@ -66,7 +65,7 @@ class ParallelExperts(Inventory):
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts.contiguous())
         sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
-        there: Tensor = _Exchange.apply(x[work.tokens], sent, received, self.n_processes)  # type: ignore
+        there = _exchange(x[work.tokens], sent, received, self.n_processes)
         # Rows are ordered by process, then by expert; gates stay in the process of the token.
         local = torch.arange(counts.shape[1], device=x.device).repeat(self.n_processes)
         visitors = Assignment(
@@ -76,8 +75,8 @@ class ParallelExperts(Inventory):
             probabilities=torch.zeros(len(there), counts.shape[1], device=x.device),
         )
         y = self.local.dispatch(there, visitors)
-        back = _Exchange.apply(y, received, sent, 1 / self.n_processes)
-        return combine(back, work, len(x))  # type: ignore[arg-type]
+        back = _exchange(y, received, sent, 1 / self.n_processes)
+        return combine(back, work, len(x))
 
 
 def expert_slice(experts: Inventory, start: int, stop: int) -> Inventory:
@@ -112,23 +111,14 @@ def _with_others(
     return part
 
 
-class _Exchange(torch.autograd.Function):
-    """Exchanges rows between processes; gradients are exchanged back and scaled by a factor."""
+def _exchange(x: Tensor, sent: list[int], received: list[int], factor: float) -> Tensor:
+    """Exchange rows between processes; gradients are exchanged back and scaled by a factor."""
+    from torch.distributed.nn.functional import all_to_all_single  # some builds do not have it
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], factor: float) -> Tensor:
-        ctx.settings = sent, received, factor
-        return _exchange(x, sent, received)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        sent, received, factor = ctx.settings
-        return factor * _exchange(grad, received, sent), None, None, None
-
-
-def _exchange(x: Tensor, sent: list[int], received: list[int]) -> Tensor:
     y = x.new_empty(sum(received), *x.shape[1:])
-    dist.all_to_all_single(y, x.contiguous(), received, sent)
+    y = all_to_all_single(y, x.contiguous(), received, sent)
+    if y.requires_grad:  # type: ignore[union-attr]
+        y.register_hook(lambda grad: factor * grad)
     return y
 
 

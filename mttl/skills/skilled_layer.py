@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype
-from mttl.aggregation.packed_weights import is_plain_linear
 from mttl.routing.context import ConstantSlot, Routing, RoutingSlot
 from mttl.skills.inventory import Inventory, Merged
 
@@ -134,7 +133,9 @@ class SkilledLinear(SkilledLayer):
             return y.view(*x.shape[:-1], y.shape[-1])
         examples = routing.examples(x)
         fused = self.inventory.reads_weight or self.inventory.changes_input
-        if fused or is_plain_linear(self.base):
+        # Layers of torchao are `nn.Linear`, too, and differ in the class of the weight.
+        plain = type(self.base) is nn.Linear and type(self.base.weight) in (nn.Parameter, Tensor)
+        if fused or plain:
             y = self.inventory.combine_linear(examples, self.base, merged)  # type: ignore[arg-type]
         else:
             y = self.inventory.combine(examples, self.base(examples), merged)

@@ -28,12 +28,13 @@ def arguments(sizes: list[int], *, bias: bool = True) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("method", ["segments", "grouped_mm"])
+@pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("onednn", [True, False])
-def test_equals_a_loop_with_gradients(sizes, method, onednn, monkeypatch) -> None:
+def test_equals_a_loop_with_gradients(sizes, kernel, onednn, monkeypatch) -> None:
+    monkeypatch.setattr(grouped, "_has_kernel", lambda *given: kernel)
     monkeypatch.setattr(grouped, "MANY_PRODUCTS", 1 if onednn else 2**40)
     given = arguments(sizes)
-    found = grouped_linear(*given, torch.tensor(sizes), method=method)
+    found = grouped_linear(*given, torch.tensor(sizes))
     assert_same(found, loop(*given, sizes), given, atol=ROUNDING, rtol=1e-4)
 
 
@@ -86,17 +87,13 @@ def test_autocast_decides_the_dtype() -> None:
     assert relative_error(y.float(), loop(x, weight, bias, [2, 3])) < 2e-2
 
 
-def test_bfloat16_kernel_equals_segments() -> None:
+def test_bfloat16_kernel_equals_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, _ = (None if t is None else t.detach().bfloat16() for t in arguments([2, 3, 8]))
     counts = torch.tensor([2, 3, 8])
-    one = grouped_linear(x, weight, None, counts, method="grouped_mm")
-    other = grouped_linear(x, weight, None, counts, method="segments")
+    other = grouped_linear(x, weight, None, counts)
+    monkeypatch.setattr(grouped, "_has_kernel", lambda *given: True)
+    one = grouped_linear(x, weight, None, counts)
     assert relative_error(one.float(), other.float()) < 1e-2  # one rounding to 8 bits
-
-
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"method \('magic'\) must be one of auto, segments"):
-        grouped_linear(*arguments([1]), torch.tensor([1]), method="magic")
 
 
 def test_the_kernel_is_for_gpus_and_whole_rows_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
