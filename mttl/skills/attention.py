@@ -52,10 +52,6 @@ class FusionAttention(nn.Module):
         if self.value_change is not None:
             nn.init.zeros_(self.value_change)
 
-    def directions(self, up: Float[Tensor, "K O r"]) -> Float[Tensor, "K r D"]:
-        """Return the keys of every skill's ranks: the product of B and the key projection."""
-        return up.mT @ self.key.t().to(up.dtype)
-
     def forward(
         self,
         features: Float[Tensor, "B L F"],
@@ -118,8 +114,9 @@ class AttendedInventory(Inventory):
         self.attention.reset_parameters()
 
     def merge(self, weights: Weights) -> Merged:
-        """Return the keys of the skills, which do not depend on ``weights``."""
-        return (self.attention.directions(self.skills.last_product()),)
+        """Return the keys of every skill's ranks, which do not depend on ``weights``."""
+        up = self.skills.last_product()
+        return (up.mT @ self.attention.key.t().to(up.dtype),)
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(x)

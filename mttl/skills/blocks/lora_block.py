@@ -75,7 +75,7 @@ class LoRABlockExperts(Inventory):
 
         def changed(name: str, read: Tensor, y: Tensor) -> Tensor:
             change: Any = self.changes_of[name]
-            return change.add_to_rows(read, y, work.counts)
+            return change.add_to_rows(read, y, change.factors(), work.counts)
 
         # The base's products are the same for all experts of a token.
         hidden = changed("up", rows, block.up(x)[work.tokens])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -205,15 +205,12 @@ class LoRAInventory(ProductInventory):
     ) -> Float[Tensor, "N O"]:
         if self.mix != "factors":
             return super().combine_segments(x, base, merged, segments)
-        return self._add_to_rows(x, base(x), merged, torch.tensor(segments, device=x.device))
+        return self.add_to_rows(x, base(x), merged, torch.tensor(segments, device=x.device))
 
     def add_to_rows(
-        self, x: Float[Tensor, "P I"], y: Float[Tensor, "P O"], counts: Int[Tensor, "K"]
+        self, x: Float[Tensor, "P I"], y: Float[Tensor, "P O"], factors: Merged, counts: Tensor
     ) -> Float[Tensor, "P O"]:
-        """Add the change by one skill after another to that number of rows each."""
-        return self._add_to_rows(x, y, self.factors(), counts)
-
-    def _add_to_rows(self, x: Tensor, y: Tensor, factors: Merged, counts: Tensor) -> Tensor:
+        """Add the changes by one pair of factors after another to that number of rows each."""
         hidden = grouped_linear(self._dropped(x), factors[0].mT, None, counts)
         return y + grouped_linear(hidden, factors[1], None, counts).to(y.dtype)
 
