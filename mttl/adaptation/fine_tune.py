@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mttl.checkpoints.run_callbacks import ADAPTATION, check_weights, not_finite
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
-from mttl.training.monitors import routing_weights, write_arrays
+from mttl.training.monitors import as_rows, write_arrays
 from mttl.training.optim import build_optimizer, schedule_factor
 from mttl.training.packing_check import evaluating
 from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
@@ -28,7 +28,7 @@ SINGLE = Precision()  # single precision, without scaling
 class AdaptationHistory:
     """Records a new task's routing weights periodically and at every score.
 
-    ``rows`` (see `routing_weights`) and ``scores`` (on development rows) are by step.
+    ``rows`` (see `as_rows`) and ``scores`` (on development rows) are by step.
     """
 
     def __init__(self, router: TaskRouter, n_steps: int) -> None:
@@ -60,7 +60,7 @@ class AdaptationHistory:
 
     def _note(self) -> None:
         with torch.no_grad():
-            self.rows[self._step] = routing_weights(self._router)
+            self.rows[self._step] = as_rows(self._router.matrix())
 
 
 def fine_tune(

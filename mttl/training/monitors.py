@@ -31,7 +31,7 @@ class HistoryMonitor(Callback):
         self.path = path
         self.every_n_steps = every_n_steps
         self.steps: list[int] = []
-        self.history: list[dict[str, np.ndarray]] = []
+        self.history: list[dict[str, Tensor]] = []
 
     def is_due(self, trainer: pl.Trainer) -> bool:
         """Return whether the recording interval has passed."""
@@ -47,22 +47,19 @@ class HistoryMonitor(Callback):
     ) -> None:
         """Log statistics, store this step's arrays, and write all arrays with ``names``."""
         self.steps.append(trainer.global_step)
-        self.history.append(values)
+        self.history.append({name: torch.from_numpy(value) for name, value in values.items()})
         for logger in trainer.loggers:
             logger.log_metrics(dict(statistics), trainer.global_step)
         if trainer.is_global_zero:
-            arrays = {name: np.stack([one[name] for one in self.history]) for name in values}
+            arrays = {k: torch.stack([one[k] for one in self.history]).numpy() for k in values}
             words = {name: np.array(listed) for name, listed in names.items()}
             write_arrays(self.path, steps=np.array(self.steps), **arrays, **words)
 
     def state_dict(self) -> dict[str, Any]:
-        history = [{k: torch.from_numpy(v) for k, v in one.items()} for one in self.history]
-        return {"steps": list(self.steps), "history": history}
+        return {"steps": list(self.steps), "history": list(self.history)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.steps = list(state_dict["steps"])
-        history = state_dict["history"]
-        self.history = [{k: v.numpy() for k, v in one.items()} for one in history]
+        self.steps, self.history = list(state_dict["steps"]), list(state_dict["history"])
 
 
 def write_arrays(path: Path, **arrays: Any) -> None:
@@ -106,7 +103,7 @@ class RoutingMonitor(HistoryMonitor):
             return
         with torch.no_grad(), whole_parameters(router):
             statistics = routing_statistics(router.probabilities(), self.groups)
-            weights = routing_weights(router)
+            weights = as_rows(router.matrix())
         names = {"groups": head_names(self.groups, len(weights)), "tasks": self.tasks}
         self.record(trainer, statistics, names, weights=weights.astype(np.float16))
         for logger in experiment_loggers(trainer):
@@ -115,18 +112,13 @@ class RoutingMonitor(HistoryMonitor):
     on_validation_end = on_train_end = _record
 
 
-def routing_weights(router: TaskRouter) -> np.ndarray:
-    """Return the routing matrix as an array (G · H, T, K), with each head as a group."""
-    return as_rows(router.matrix())
-
-
 def as_rows(routing: Float[torch.Tensor, "G T H K"]) -> Float[np.ndarray, "GH T K"]:
     """Return weights or probabilities as an array, with each head as a group."""
     return routing.detach().transpose(1, 2).flatten(0, 1).float().cpu().numpy()
 
 
 def head_names(groups: tuple[str, ...], n_rows: int) -> list[str]:
-    """Return the names of groups and heads, in the order of `routing_weights`."""
+    """Return the names of groups and heads, in the order of `as_rows`."""
     n_heads = n_rows // len(groups)
     if n_heads == 1:
         return list(groups)

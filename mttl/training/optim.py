@@ -59,7 +59,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     ``backbone`` without a role have ``"backbone"``.
 
     Raises:
-        ValueError: If trainable parameters have no known role; the message lists them.
+        ValueError: If a trainable parameter has no known role.
     """
     module_roles = {
         name: role
@@ -67,7 +67,6 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
         if isinstance(role := getattr(module, "role", None), str)
     }
     roles: dict[str, str] = {}
-    orphans = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -75,15 +74,12 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
         paths = [".".join(above[:depth]) for depth in range(len(above), -1, -1)]
         usual = "backbone" if "backbone" in above else None
         role = next((module_roles[path] for path in paths if path in module_roles), usual)
-        if role in ROLES:
-            roles[name] = role
-        else:
-            orphans.append(name)
-    if orphans:
-        raise ValueError(
-            f"trainable parameters without a known role: {', '.join(orphans)}. Give their "
-            f"module a `role` ({', '.join(ROLES)}) or freeze them"
-        )
+        if role not in ROLES:
+            raise ValueError(
+                f"the trainable parameter '{name}' has no known role: give its module a `role` "
+                f"({', '.join(ROLES)}) or freeze it"
+            )
+        roles[name] = role
     return roles
 
 

@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from mttl.io.errors import ConfigError, raised_as
 from mttl.skills.skilled_model import SkilledModel
 
-# Relative tolerances of rounding, by data type.
-TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
-HALF_TOLERANCE = 3e-2
 N_TOKENS = 6
 
 
@@ -66,7 +63,8 @@ def apart(ours: Float[Tensor, "R L V"], theirs: Float[Tensor, "R L V"]) -> float
 
     Rows and positions that both have are compared.
     """
-    most = TOLERANCES.get(theirs.dtype, HALF_TOLERANCE) * max(float(theirs.abs().max()), 1e-30)
+    tolerance = 1e-4 if theirs.dtype.itemsize > 2 else 3e-2  # relative
+    most = tolerance * max(float(theirs.abs().max()), 1e-30)
     rows, length = min(len(ours), len(theirs)), min(ours.shape[1], theirs.shape[1])
     return float((ours[:rows, :length].float() - theirs[:rows, :length].float()).abs().max()) / most
 

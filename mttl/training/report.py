@@ -33,7 +33,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import MEAN
-from mttl.training.monitors import as_rows, head_names, routing_weights, write_arrays
+from mttl.training.monitors import as_rows, head_names, write_arrays
 from mttl.training.predictions import COLUMNS, Result, mean_result
 from mttl.training.text_to_text import TextToTextModule
 
@@ -69,8 +69,8 @@ def attachment_table(
         f"{type(router).__name__}: {router.n_tasks} tasks, {router.n_skills} skills, "
         f"{router.n_heads} heads, {router.n_groups} routed groups. "
         + (f"Skills are on {' and '.join(covered)}. " if covered else "")
-        + (f"{trainable:,} of {total:,} parameters are trained." if is_trained else "")
-        + ("" if is_trained else f"{total:,} parameters.")
+        + (f"{trainable:,} of " if is_trained else "")
+        + f"{total:,} parameters{' are trained' if is_trained else ''}."
     )
     return table
 
@@ -178,7 +178,7 @@ def write_routing(
     weights = probabilities = attention
     if weights is None or probabilities is None:
         with whole_parameters(router):
-            weights, probabilities = routing_weights(router), as_rows(router.probabilities())
+            weights, probabilities = map(as_rows, (router.matrix(), router.probabilities()))
     heads = head_names(tuple(groups), weights.shape[0])
     if rank() == 0:
         arrays = {"weights": weights, "probabilities": probabilities}
@@ -193,11 +193,11 @@ def has_attention(model: SkilledModel) -> bool:
 
 @torch.no_grad()
 def attention_by_task(
-    module: TextToTextModule, rows: Dataset, collate: Any, n_rows: int = ROWS_PER_TASK
+    module: TextToTextModule, rows: Dataset, collate: Any
 ) -> Float[np.ndarray, "G T K"]:
     """Return the mean attention to each skill, over the tokens of some rows of each task.
 
-    Rows are run one by one, without padding. Layers of a group are averaged. At most ``n_rows`` per
+    Rows are run one by one, without padding. Layers of a group are averaged. At most 16 rows of a
     task are used, evenly spaced; the module is left in evaluation mode.
     """
     module.eval()
@@ -215,7 +215,9 @@ def attention_by_task(
             hooks.callback(layer.inventory.attention.register_forward_hook(add).remove)
         for task_id in range(router.n_tasks):
             own = np.flatnonzero(task_ids == task_id)
-            chosen = own[np.linspace(0, len(own) - 1, min(n_rows, len(own))).round().astype(int)]
+            chosen = own[
+                np.linspace(0, len(own) - 1, min(ROWS_PER_TASK, len(own))).round().astype(int)
+            ]
             for number in chosen:
                 batch = collate([rows[int(number)]])
                 module.nll(move_data_to_device(batch, module.device))

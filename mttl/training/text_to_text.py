@@ -69,6 +69,7 @@ class TextToTextModule(ResumableModule):
     """
 
     model: SkilledModel
+    loss_totals: Tensor  # sum and count of validation losses per task
 
     def __init__(
         self,
@@ -93,8 +94,6 @@ class TextToTextModule(ResumableModule):
         self.fixed_model: SkilledModel | None = None
         # Lists by task id, because task names may be invalid as module names.
         self.scores: Any = nn.ModuleList(build_metric(metric) for metric in metrics.values())
-        # Sum and count of validation losses per task.
-        self.loss_totals = torch.zeros(2, len(metrics))
         self.answers: list[Prediction] = []
         self._last_loss: Tensor | None = None
         self._last_batch: Mapping[str, Any] | None = None
@@ -106,13 +105,13 @@ class TextToTextModule(ResumableModule):
             shard_model(self.model, self.device_mesh["data_parallel"], device)
 
     def nll(
-        self, batch: Mapping[str, Any], label_smoothing: float = 0.0
+        self, batch: Mapping[str, Any]
     ) -> tuple[Float[Tensor, "B L"], Int[Tensor, "B L"], Routing]:
         """Return the loss of every position, the labels, and the routing of the pass."""
         if self.model.heads is not None:
             return headed_losses(self.model, batch)
         logits, labels, places, routing = _answered(self.model, batch)
-        return answer_losses(logits, labels, places, label_smoothing), labels, routing
+        return answer_losses(logits, labels, places), labels, routing
 
     def training_losses(
         self, batch: Mapping[str, Any]

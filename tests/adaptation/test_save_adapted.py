@@ -20,7 +20,7 @@ from mttl.assembly.model import load_run
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.commands import plot as SCRIPT
 from mttl.io.errors import CheckpointError
-from mttl.training.monitors import routing_weights
+from mttl.training.monitors import as_rows
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_the_row_is_kept_from_its_start_to_its_end(run, tmp_path, capsys, monkey
     half = {"rtol": 1e-3}  # rows are written in half precision
     np.testing.assert_allclose(history.weights[0][:, 0], start[:, 0, 0].numpy(), **half)
     kept = history.weights[history.steps.tolist().index(found.result.step)]
-    np.testing.assert_allclose(kept, routing_weights(found.model.router), **half)
+    np.testing.assert_allclose(kept, as_rows(found.model.router.matrix()), **half)
     assert np.abs(history.weights[-1] - history.weights[0]).max() > 0.01
     names = ("score_steps", "scores")
     arrays = read_arrays(tmp_path / "twice" / "plots" / "routing_history.npz", names)

@@ -10,7 +10,7 @@ import torch
 from helpers.skills import ROUTERS, spread
 from mttl.routing import PolytroponRouter, PrivateRouter, TaskRouter
 from mttl.training.loggers import MetricsFile
-from mttl.training.monitors import RoutingMonitor, routing_statistics, routing_weights
+from mttl.training.monitors import RoutingMonitor, as_rows, routing_statistics
 
 GROUPS = ("encoder", "decoder")
 TASKS = ("a", "b")
@@ -76,7 +76,7 @@ def test_history_has_the_start_every_validation_and_the_end_each_once(tmp_path: 
     expected = []
     for step, hook in ((0, "on_train_start"), (4, "on_validation_end"), (8, "on_validation_end")):
         spread(run.router, seed=step)
-        expected.append(routing_weights(run.router))
+        expected.append(as_rows(run.router.matrix()))
         run.at(step, hook)
     run.at(8, "on_train_end")  # the last validation was at the last step
     history = run.history()

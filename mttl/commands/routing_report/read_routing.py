@@ -30,7 +30,7 @@ from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym
 from mttl.tasks.task_file import crossfit
-from mttl.training.monitors import as_rows, routing_weights
+from mttl.training.monitors import as_rows
 from mttl.training.text_to_text import TextToTextModule
 
 
@@ -90,7 +90,7 @@ def with_adapted(
     for folder in adapted:
         built = load_run(folder, run=record.folder, backbone=backbone)
         router = built.model.router
-        row = routing_weights(router).astype(np.float64)
+        row = as_rows(router.matrix()).astype(np.float64)
         if row.shape[::2] != record.weights.shape[::2]:
             own, whole = row.shape, record.weights.shape
             raise CheckpointError(
