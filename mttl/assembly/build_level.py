@@ -49,8 +49,13 @@ def _make_inventory(
     made = skills.make(**sizes, n_heads=n_heads, **dict(own))
     made.require_use("task")
     if isinstance(aggregation, Fusion):
-        return AttendedInventory(made, **aggregation.model_dump(exclude={"kind", "source"}))
-    found = GatedInventory(made) if skills.gate else made
-    if skills.identical_init:
-        found.make_identical()
+        found = AttendedInventory(made, **aggregation.model_dump(exclude={"kind", "source"}))
+    else:
+        found = GatedInventory(made) if skills.gate else made
+        if skills.identical_init:
+            found.make_identical()
+    if found.n_heads != n_heads:
+        raise ValueError(
+            f"n_heads ({n_heads}) must be 1 for {type(found).__name__}; lora supports several"
+        )
     return found

@@ -86,7 +86,6 @@ class AttendedInventory(Inventory):
         Pfeiffer, Kamath, Rücklé, Cho and Gurevych, EACL 2021, arXiv:2005.00247.
     """
 
-    cut_by_heads = ()
     no_weight = "attention chooses skills by token, so a task has no fixed change of the weight"
 
     def __init__(
@@ -98,7 +97,7 @@ class AttendedInventory(Inventory):
         value: bool = True,
         value_penalty: NonNegative = 0.01,
     ) -> None:
-        super().__init__(skills.in_features, skills.out_features, skills.n_skills, skills.n_heads)
+        super().__init__(skills.in_features, skills.out_features, skills.n_skills)
         self.query = query
         self.value_penalty = value_penalty
         self.skills = skills.requires_grad_(False)

@@ -39,12 +39,10 @@ class GatedInventory(Inventory):
     """
 
     undecayed = ("bias",)
-    cut_by_heads = ()
     no_weight = "a gate depends on the token, and a weight does not"
 
     def __init__(self, skills: Inventory) -> None:
-        sizes = skills.in_features, skills.out_features, skills.n_skills, skills.n_heads
-        super().__init__(*sizes)
+        super().__init__(skills.in_features, skills.out_features, skills.n_skills)
         skills.require_use("task")
         adds = skills.attachment_point in ("linear", "block") and not skills.reads_weight
         if not (skills.gated if isinstance(skills, PrefixInventory) else adds):

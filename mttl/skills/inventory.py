@@ -65,7 +65,7 @@ class Inventory(Bounded, nn.Module, ABC):
     role = "skills"
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"  # one of `mttl.skills.attachment_points`
-    cut_by_heads: tuple[str, ...] = ("out_features",)  # sizes that H divides; if empty, H is 1
+    cut_by_heads: tuple[str, ...] = ("out_features",)  # sizes that H divides
     # Argument of `dispatch`: the "input" of the layer, or its "output"; "block": the input, and the
     # skills replace the layer.
     reads = "input"
@@ -89,10 +89,6 @@ class Inventory(Bounded, nn.Module, ABC):
         self.n_heads = n_heads
         self.gate_features = in_features  # input features of a gate around the skills
         require_at_least(1, **{name: getattr(self, name) for name in SIZES})
-        if n_heads > 1 and not self.cut_by_heads:
-            raise ValueError(
-                f"n_heads ({n_heads}) must be 1 for {type(self).__name__}; lora supports several"
-            )
         for name in self.cut_by_heads:
             if getattr(self, name) % n_heads:
                 raise ValueError(f"n_heads ({n_heads}) must divide {name} ({getattr(self, name)})")
@@ -281,6 +277,14 @@ class Inventory(Bounded, nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return printed(self, SIZES)
+
+
+class ZeroInventory(Inventory):
+    """Skills whose parameters start at 0."""
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
 
 class ProductInventory(Inventory):

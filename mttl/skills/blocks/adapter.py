@@ -64,7 +64,6 @@ class BottleneckInventory(Inventory):
     uses = ("task", "token")
     attachment_point = "block"
     adapter_format = "ADAPTERHUB"
-    cut_by_heads = ()
 
     def __init__(
         self,
@@ -79,9 +78,8 @@ class BottleneckInventory(Inventory):
         layer_norm: bool = False,
         mix: Annotated[str, OneOf("factors", "outputs")] = "factors",
         stages: Annotated[Sequence[PositiveInt], MinLen(2)] | None = None,
-        n_heads: int = 1,
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
+        super().__init__(in_features, out_features, n_skills)
         stages = (n_skills,) if stages is None else tuple(stages)
         if min(stages, default=0) < 1 or sum(stages) != n_skills:
             raise ValueError(

@@ -41,11 +41,6 @@ class InlineFeedForward(nn.Module):
         super().__init__()
         self.fc1, self.act, self.dropout, self.fc2 = fc1, act, nn.Dropout(dropout), fc2
 
-    @property
-    def weight(self) -> Tensor:
-        """The first projection's weight, whose dtype backbones read."""
-        return self.fc1.weight  # type: ignore[return-value]
-
     def forward(self, x: Float[Tensor, "R *positions I"]) -> Float[Tensor, "R *positions O"]:
         return self.fc2(self.dropout(self.act(self.fc1(x))))
 

@@ -47,7 +47,6 @@ class InvertibleInventory(Inventory):
     lacks: ClassVar = NO_WEIGHTS
     section_defaults: ClassVar = {"targets": ["input"]}
     attachment_point = "embedded"
-    cut_by_heads = ()
     reads = "output"
 
     def __init__(
@@ -58,9 +57,8 @@ class InvertibleInventory(Inventory):
         *,
         reduction: Positive = 2.0,
         activation: ActivationSetting = "relu",
-        n_heads: int = 1,
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
+        super().__init__(in_features, out_features, n_skills)
         self.reduction, self.activation = reduction, activation_of(activation)
         self.sizes = [out_features // 2, out_features - out_features // 2]
         self.first, self.second = (

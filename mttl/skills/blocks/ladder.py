@@ -55,7 +55,6 @@ class LadderInventory(Inventory):
     }
     section_defaults: ClassVar = {"targets": ["stack"]}
     attachment_point = "stack"
-    cut_by_heads = ()
     undecayed = ("gates",)
 
     def __init__(
@@ -67,9 +66,8 @@ class LadderInventory(Inventory):
         *,
         side_features: PositiveInt = 32,
         activation: ActivationSetting = "relu",
-        n_heads: int = 1,
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
+        super().__init__(in_features, out_features, n_skills)
         self.activation = activation_of(activation)
         n_rungs, hidden = n_states - 1, 4 * side_features
         shapes = n_skills, n_states, side_features, in_features // n_states

@@ -33,7 +33,6 @@ class ResidualInventory(Inventory):
     internal = ("init",)
     uses = ("composed",)
     smallest_ndim = 4
-    cut_by_heads = ()
 
     def __init__(
         self,

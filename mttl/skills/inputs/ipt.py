@@ -36,7 +36,6 @@ class IntrinsicPromptInventory(Inventory):
     attachment_point = "embedding"
     adapter_format = "PROMPT_TUNING"
     neutral = False
-    cut_by_heads = ()
     undecayed = ("inner_bias", "outer_bias")
     common_parameters = ("inner", "inner_bias", "outer", "outer_bias")
 
@@ -50,9 +49,8 @@ class IntrinsicPromptInventory(Inventory):
         hidden_features: PositiveInt = 768,
         length: PositiveInt = 20,
         spread: Positive = 0.5,
-        n_heads: int = 1,
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
+        super().__init__(in_features, out_features, n_skills)
         self.dimension, self.hidden_features = dimension, hidden_features
         self.length, self.spread = length, spread
         self.vectors = nn.Parameter(torch.empty(n_skills, dimension))

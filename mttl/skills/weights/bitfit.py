@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.routing.token.choice import Assignment, gate_matrix
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
+from mttl.skills.inventory import Inputs, Merged, Outputs, Weights, ZeroInventory
 
 
-class BitFitInventory(Inventory):
+class BitFitInventory(ZeroInventory):
     r"""Changes of the layer's bias: :math:`y = W_0 x + b_0 + \sum_k w_k b_k`.
 
     A layer without a bias gets the skills' bias, which cannot be folded into the layer.
@@ -28,9 +28,6 @@ class BitFitInventory(Inventory):
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         self.bias = nn.Parameter(torch.zeros(n_skills, out_features))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.bias)
 
     def merge(self, weights: Weights) -> Merged:
         return (mix_blocks(self.bias, weights),)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import Fraction
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
+from mttl.skills.inventory import Inputs, Merged, Outputs, Weights, ZeroInventory
 from mttl.skills.weights.sparse import fixed_by_file
 from mttl.skills.weights.supports import random_indices, require_inside
 
 
-class FARInventory(Inventory):
+class FARInventory(ZeroInventory):
     r"""K dense changes of the same r rows of a weight; the other rows are frozen (FAR).
 
     :math:`(\sum_k w_k \Delta_k)\,x` is added to the output at the rows. A skill is one dense matrix
@@ -33,7 +33,6 @@ class FARInventory(Inventory):
     """
 
     refuses: ClassVar = fixed_by_file(sparsity=0.9)
-    cut_by_heads = ()
     indices: Tensor
 
     def __init__(
@@ -43,17 +42,13 @@ class FARInventory(Inventory):
         n_skills: int,
         *,
         sparsity: Fraction = 0.9,
-        n_heads: int = 1,
         support: str = "random",
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
+        super().__init__(in_features, out_features, n_skills)
         self.support = support
         rows = random_indices(out_features, max(1, round((1 - sparsity) * out_features)))
         self.register_buffer("indices", rows)
         self.values = nn.Parameter(torch.zeros(n_skills, len(rows), in_features))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.values)
 
     def set_support(self, entries: Int[Tensor, "n"], *, masked: bool = False) -> None:
         rows = (entries // self.in_features).unique()

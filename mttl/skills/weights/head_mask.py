@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.plugins.part_settings import Positive
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
+from mttl.skills.inventory import Inputs, Merged, Outputs, Weights, ZeroInventory
 
 
-class HeadMaskInventory(Inventory):
+class HeadMaskInventory(ZeroInventory):
     r"""K logits per attention head, whose gate multiplies the head's output.
 
     Michel et al. write :math:`\mathrm{MHAtt}(x) = \sum_h \xi_h \mathrm{Att}_h(x)` with
@@ -54,9 +54,6 @@ class HeadMaskInventory(Inventory):
         super().__init__(in_features, out_features, n_skills, n_heads)
         self.hard, self.start = hard, start
         self.logits = nn.Parameter(torch.zeros(n_skills, attention_heads))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.logits)
 
     def gates(self, weights: Weights) -> Float[Tensor, "B A"]:
         """Return the gate of every attention head for each example."""

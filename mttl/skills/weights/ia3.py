@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import active_dtype, mix_blocks
 from mttl.routing.token.choice import Assignment, gate_matrix
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
+from mttl.skills.inventory import Inputs, Merged, Outputs, Weights, ZeroInventory
 
 
-class IA3Inventory(Inventory):
+class IA3Inventory(ZeroInventory):
     r"""Skills that rescale a layer's output: :math:`y' = y \odot (1 + \sum_k w_k d_k)`.
 
     The parameters are differences from 1, so that a fresh skill changes nothing for any weights;
@@ -31,9 +31,6 @@ class IA3Inventory(Inventory):
     ) -> None:
         super().__init__(in_features, out_features, n_skills, n_heads)
         self.difference = nn.Parameter(torch.zeros(n_skills, out_features))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.difference)
 
     def merge(self, weights: Weights) -> Merged:
         return (1 + mix_blocks(self.difference, weights),)

@@ -62,8 +62,8 @@ class KronAInventory(ProductInventory):
         n_heads: int = 1,
         init: str = "zero",
     ) -> None:
-        if mix == "factors":
-            self.cut_by_heads = ()
+        if mix == "factors" and n_heads > 1:
+            raise ValueError(f"n_heads ({n_heads}) must be 1 with mix: factors; use mix: deltas")
         super().__init__(in_features, out_features, n_skills, n_heads)
         shape = shape or (_near_root(out_features), _near_root(in_features))
         if out_features % shape[0] or in_features % shape[1]:
@@ -129,7 +129,6 @@ class KronABlockInventory(Inventory):
     section_defaults: ClassVar = {"targets": ["mlp"]}
     uses = ("task", "token")
     attachment_point = "block"
-    cut_by_heads = ()
     undecayed = ("residual",)
 
     def __init__(
@@ -141,9 +140,8 @@ class KronABlockInventory(Inventory):
         shape: Shape | None = None,
         scale: Positive = 1.0,
         residual: bool = True,
-        n_heads: int = 1,
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
+        super().__init__(in_features, out_features, n_skills)
         if residual and in_features != out_features:
             raise ValueError(
                 f"residual must be false for a block with {in_features} -> {out_features} features"

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
-from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights
+from mttl.skills.inventory import Inputs, Merged, Outputs, Weights, ZeroInventory
 
 
-class NormInventory(Inventory):
+class NormInventory(ZeroInventory):
     r"""Changes of the gains and biases of norms.
 
     :math:`y = (g + \sum_k w_k g_k) \odot n(x) + b + \sum_k w_k b_k` with the normalised features
@@ -39,10 +39,6 @@ class NormInventory(Inventory):
         super().__init__(in_features, out_features, n_skills, n_heads)
         self.gain = nn.Parameter(torch.zeros(n_skills, out_features))
         self.bias = nn.Parameter(torch.zeros(n_skills, out_features)) if biased else None
-
-    def reset_parameters(self) -> None:
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
 
     def merge(self, weights: Weights) -> Merged:
         return tuple(mix_blocks(stack, weights) for stack in self.parameters())

@@ -23,8 +23,6 @@ from mttl.skills.inventory import Inputs, Inventory, Merged, Outputs, Weights, d
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.supports import random_support, require_inside, spread
 
-LARGEST_INT32 = 2**31 - 1
-
 
 def fixed_by_file(**defaults: object) -> dict[str, str]:
     """Return the `refuses` of settings that the file of a support determines."""
@@ -59,7 +57,7 @@ def make_pattern(indices: Int[Tensor, "K n"], shape: tuple[int, int]) -> Pattern
     columns = (indices % in_features).flatten()
     order = torch.argsort(columns, stable=True)  # rows ascend already
     # If possible, indices are int32: half the memory, and no copies inside products.
-    small = max(len(rows), n_skills * out_features, in_features) <= LARGEST_INT32
+    small = max(len(rows), n_skills * out_features, in_features) <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if small else torch.int64
     return Pattern(
         shape,

@@ -31,7 +31,6 @@ class VeRAInventory(Inventory):
     """
 
     uses = ("task", "token")
-    cut_by_heads = ()
     undecayed = ("inner", "outer")
 
     def __init__(
@@ -43,9 +42,8 @@ class VeRAInventory(Inventory):
         rank: PositiveInt = 256,
         start: Positive = 0.1,
         seed: Seed = 0,
-        n_heads: int = 1,
     ) -> None:
-        super().__init__(in_features, out_features, n_skills, n_heads)
+        super().__init__(in_features, out_features, n_skills)
         self.rank, self.start, self.seed = rank, start, seed
         self.inner = nn.Parameter(torch.empty(n_skills, rank))
         self.outer = nn.Parameter(torch.empty(n_skills, out_features))
