@@ -23,7 +23,7 @@ from mttl.checkpoints.run_folder import RunFolder, settings_of, step_to_start_fr
 from mttl.checkpoints.whole_tensors import is_sharded
 from mttl.config.load import dump_config, with_settings
 from mttl.config.schema import Config
-from mttl.config.skills_schema import kinds_of
+from mttl.config.skills_schema import Fusion, kinds_of
 from mttl.data.chosen_tasks import cache_folder, training_tasks
 from mttl.data.data_module import TextToTextDataModule, numbers_of
 from mttl.data.encode import check_positions
@@ -44,7 +44,6 @@ from mttl.training.report import (
     attachment_table,
     attention_by_task,
     baseline_results,
-    has_attention,
     result_table,
     write_baselines,
     write_routing,
@@ -209,7 +208,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         built.save_skills(folder.skills, settings)
         if groups := built.attachment.groups:
             attention = None
-            if has_attention(built.model):
+            if isinstance(config.aggregation, Fusion):
                 module.to(trainer.strategy.root_device)  # the trainer has moved it to the CPU
                 attention = attention_by_task(module, data.train_rows, data.collator())
             path = folder.plots / "routing.npz"

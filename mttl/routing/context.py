@@ -75,12 +75,6 @@ class Routing:
         for name, loss in losses.items():
             self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
-    def replayed(self) -> "Routing":
-        """Return a copy for recomputation, which discards losses and records."""
-        replay = copy.copy(self)
-        replay.losses, replay.records = {}, []
-        return replay
-
     def layer_tokens(
         self, x: Float[Tensor, "R *positions I"], stack: str, group: int | None, *, ids: bool
     ) -> Tokens:
@@ -193,7 +187,9 @@ class RoutingSlot:
 
         Pass it as ``context_fn`` to `torch.utils.checkpoint.checkpoint` (non-reentrant).
         """
-        return nullcontext(), self.use(self.current.replayed())
+        replay = copy.copy(self.current)
+        replay.losses, replay.records = {}, []  # those of the recomputation are discarded
+        return nullcontext(), self.use(replay)
 
 
 class ConstantSlot(nn.Module):

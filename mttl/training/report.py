@@ -185,12 +185,6 @@ def write_routing(
         write_arrays(path, **arrays, tasks=np.array(tasks), groups=np.array(heads))
 
 
-def has_attention(model: SkilledModel) -> bool:
-    """Return whether skills are aggregated by attention."""
-    layers = model.skilled_layers().values()
-    return any(isinstance(layer.inventory, AttendedInventory) for layer in layers)
-
-
 @torch.no_grad()
 def attention_by_task(
     module: TextToTextModule, rows: Dataset, collate: Any
@@ -215,10 +209,8 @@ def attention_by_task(
             hooks.callback(layer.inventory.attention.register_forward_hook(add).remove)
         for task_id in range(router.n_tasks):
             own = np.flatnonzero(task_ids == task_id)
-            chosen = own[
-                np.linspace(0, len(own) - 1, min(ROWS_PER_TASK, len(own))).round().astype(int)
-            ]
-            for number in chosen:
+            places = np.linspace(0, len(own) - 1, min(ROWS_PER_TASK, len(own))).round()
+            for number in own[places.astype(int)]:
                 batch = collate([rows[int(number)]])
                 module.nll(move_data_to_device(batch, module.device))
     return (sums / sums.sum(-1, keepdim=True).clamp_min(1e-12)).float().numpy()

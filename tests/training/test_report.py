@@ -23,7 +23,6 @@ from mttl.training.report import (
     attachment_table,
     attention_by_task,
     baseline_results,
-    has_attention,
     result_table,
     write_baselines,
     write_routing,
@@ -216,8 +215,3 @@ def test_equals_a_loop_over_rows(family: str, granularity: str) -> None:
             totals[layer.group, task_id] += kept[path].sum((0, 1))
     # Float32 sums of some dozen numbers.
     np.testing.assert_allclose(found, totals / totals.sum(-1, keepdim=True), rtol=1e-5)
-
-
-def test_attention_is_told_from_mixing() -> None:
-    assert has_attention(module_of("t5").model)
-    assert not has_attention(module_of("t5", fused=False).model)

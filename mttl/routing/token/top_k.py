@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mttl.io.errors import require_at_least, require_at_most
+from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Fraction, Positive, PositiveInt
 from mttl.routing.token.balance import BiasBalance
 from mttl.routing.token.choice import Assignment, Tokens, keep_pairs
@@ -163,9 +163,6 @@ class GShardRouter(LinearRouter):
     Args:
         threshold: Gate τ from which the second expert is always used in training.
 
-    Raises:
-        ValueError: If there are fewer than 2 experts.
-
     References:
         Lepikhin et al., *GShard: Scaling Giant Models with Conditional Computation and Automatic
         Sharding*, ICLR 2021, arXiv:2006.16668.
@@ -175,7 +172,6 @@ class GShardRouter(LinearRouter):
         self, in_features: int, n_experts: int, *, threshold: Positive = 0.2, **settings: Any
     ) -> None:
         super().__init__(in_features, n_experts, **settings)
-        require_at_least(2, n_experts=n_experts)
         self.threshold = threshold
 
     def choose(self, tokens: Tokens) -> Assignment:

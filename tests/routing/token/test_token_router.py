@@ -138,7 +138,6 @@ def test_a_prior_must_leave_an_expert() -> None:
         (lambda: TopKRouter(I, E, top_k=5), r"top_k \(5\) must be at most n_experts \(4\)"),
         (lambda: TopKRouter(I, E, top_k=1), r"with normalise and top_k \(1\) every gate is 1"),
         (lambda: NoisyTopKRouter(I, E, top_k=4), r"top_k \(4\) must be at most n_experts - 1"),
-        (lambda: GShardRouter(I, 1), r"n_experts \(1\) must be at least 2"),
         (lambda: ExpertChoiceRouter(I, E, capacity=5.0), r"capacity \(5.0\) must be at most n_exp"),
         (lambda: ArrowRouter(I, E, top_k=5), r"top_k \(5\) must be at most n_experts \(4\)"),
     ],
