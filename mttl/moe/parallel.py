@@ -117,7 +117,7 @@ def _exchange(x: Tensor, sent: list[int], received: list[int], factor: float) ->
 
     y = x.new_empty(sum(received), *x.shape[1:])
     y = all_to_all_single(y, x.contiguous(), received, sent)
-    if y.requires_grad:  # type: ignore[union-attr]
+    if y.requires_grad:
         y.register_hook(lambda grad: factor * grad)
     return y
 

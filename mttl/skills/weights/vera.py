@@ -65,12 +65,12 @@ class VeRAInventory(Inventory):
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
         inner, outer = (part.to(dtype).unsqueeze(1) for part in merged)
-        down, up = self._rows(0, x.device).to(dtype), self._rows(1, x.device).to(dtype)
+        down, up = self._rows(0, x.device).to(dtype), self._rows(1, x.device).to(dtype)  # type: ignore
         return torch.addcmul(y.to(dtype), outer, (x.to(dtype) @ down * inner) @ up.t())
 
     def delta(self, weights: Float[Tensor, "T 1 K"]) -> Float[Tensor, "T O I"]:
         inner, outer = self.merge(weights)
-        down, up = (self._rows(which, inner.device).to(inner.dtype) for which in (0, 1))
+        down, up = (self._rows(which, inner.device).to(inner.dtype) for which in (0, 1))  # type: ignore
         return outer.unsqueeze(2) * ((up * inner.unsqueeze(1)) @ down.t())
 
     @torch.compiler.disable
