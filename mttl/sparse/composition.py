@@ -6,13 +6,11 @@ The sum is in double precision and in the order of the skills' names, so that th
 application does not matter.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from mttl.io.errors import CheckpointError, ConfigError, nearest, some
-from mttl.sparse.skill_file import SparseSkill, digest, put_entries
+from mttl.sparse.skill_file import SparseSkill, digest
 
 MOST_SHOWN = 10
 
@@ -41,11 +39,11 @@ class SparseComposition:
         """Add a skill to the network.
 
         Raises:
-            ConfigError: If a skill of that name is applied already, or the weight is not finite.
+            ConfigError: If a skill of that name is applied already.
             CheckpointError: If the skill was made for another network; the message lists the
                 differences, and the network does not change.
         """
-        self._check(name, skill, weight)
+        self._check(name, skill)
         self._skills[name] = (weight, skill)
         for tensor in skill.changes:
             self._write(tensor)
@@ -59,7 +57,7 @@ class SparseComposition:
     def swap(self, old: str, name: str, skill: SparseSkill, *, weight: float = 1.0) -> None:
         """Replace a skill by another; after an error of `apply` the old one stays."""
         self._require(old)
-        self._check(name, skill, weight, instead=old)
+        self._check(name, skill, instead=old)
         self.remove(old)
         self.apply(name, skill, weight=weight)
 
@@ -84,13 +82,9 @@ class SparseComposition:
         if name not in self._skills:
             raise ValueError(f"no skill '{name}' is applied.{nearest(name, self._skills)}")
 
-    def _check(
-        self, name: str, skill: SparseSkill, weight: float, instead: str | None = None
-    ) -> None:
+    def _check(self, name: str, skill: SparseSkill, instead: str | None = None) -> None:
         if name in self._skills and name != instead:
             raise ConfigError(f"a skill '{name}' is applied already; use each name once")
-        if not math.isfinite(weight):
-            raise ConfigError(f"the weight of skill '{name}' ({weight}) must be a finite number")
         others = [key for key, (_, own) in self._skills.items() if own.masks and key != instead]
         if skill.masks and others:
             raise CheckpointError(
@@ -127,7 +121,7 @@ class SparseComposition:
         union = torch.cat(places).unique() if places else torch.empty(0, dtype=torch.int64)
         originals = self._without_skills(name, union)
         if name in self._remembered:
-            put_entries(tensor, *self._remembered.pop(name))
+            tensor.put_(*self._remembered.pop(name))
         if not parts:
             return
         self._remembered[name] = union, originals
@@ -135,4 +129,4 @@ class SparseComposition:
         for (weight, change), place in zip(parts, places, strict=True):
             changes = weight * change.values.to(tensor.device).double()
             total[torch.searchsorted(union, place)] += changes
-        put_entries(tensor, union, total.to(tensor.dtype))
+        tensor.put_(union, total.to(tensor.dtype))

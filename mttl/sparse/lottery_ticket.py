@@ -46,7 +46,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mttl.io.reading import exact_fraction
 from mttl.skills.weights.supports import random_support
 from mttl.sparse.lottery_settings import LotterySettings
-from mttl.sparse.skill_file import Originals, SparseSkill, put_entries
+from mttl.sparse.skill_file import Originals, SparseSkill
 from mttl.sparse.tuning import FullTuning, SparseTuning
 from mttl.training.optim import learning_rate_factor
 
@@ -221,7 +221,7 @@ class LotteryTicket:
         for name, value in self._parameters.items() if self.settings.form == "masked" else ():
             places = support.get(name, torch.empty(0, dtype=torch.int64)).to(value.device)
             kept = value.reshape(-1)[places]
-            put_entries(value.zero_(), places, kept)
+            value.zero_().put_(places, kept)
         self._tuning = SparseTuning(self.model, support)
         rate = self.settings.sparse_lr
         self._begin_optimizer(self.settings.lr if rate is None else rate)
@@ -229,7 +229,7 @@ class LotteryTicket:
     def _begin_optimizer(self, lr: float) -> None:
         n_steps = self.settings.steps[self.phase]
         self.head.load_state_dict(self._head_start)
-        self._trained = [*self._tuning.parameters(), *self.head.parameters()]
+        self._trained = [*self._tuning.entries.values(), *self.head.parameters()]
         self._optimizer = AdamW(self._trained, lr=lr, weight_decay=0.0)
         warmup = int(exact_fraction(self.settings.warmup, n_steps))
         factor = learning_rate_factor("linear", warmup, n_steps)

@@ -186,12 +186,3 @@ def digest(values: Tensor) -> str:
     content = hashlib.sha256(str(exact.dtype).encode())
     content.update(exact.view(torch.uint8).numpy().tobytes())
     return content.hexdigest()[:32]
-
-
-def put_entries(tensor: Tensor, indices: Int[Tensor, "n"], values: Tensor) -> None:
-    """Write values into a tensor in place, at indices of the flattened tensor."""
-    data = tensor.detach()
-    if data.is_contiguous():
-        data.view(-1).index_copy_(0, indices, values.detach())
-    else:
-        data[torch.unravel_index(indices, data.shape)] = values.detach()

@@ -7,7 +7,7 @@ The first phase scores entries; higher is better:
 | ``change`` | :math:`\lvert\theta_1 - \theta_0\rvert` | LT-SFT |
 | ``magnitude`` | :math:`\lvert\theta_1\rvert` | magnitude pruning |
 | ``movement`` | :math:`-\sum_t \eta_t g_t \theta_t`: movement away from 0 | movement pruning |
-| ``fisher`` | :math:`\mathbb E\,g^2`, one gradient per example | FISH masks |
+| ``fisher`` | :math:`\sum g^2`, one gradient per example | FISH masks |
 
 In the second phase, only the values at the support are parameters. As soon as a backward pass has
 computed the gradient of a tensor, the entries of the support are copied and the rest is freed. So
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from mttl.skills.weights.supports import select_support
 from mttl.sparse.lottery_settings import LotterySettings
-from mttl.sparse.skill_file import Originals, SparseChange, SparseSkill, digest, put_entries
+from mttl.sparse.skill_file import Originals, SparseChange, SparseSkill, digest
 
 
 class FullTuning:
@@ -39,8 +39,8 @@ class FullTuning:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: LotterySettings) -> None:
-        self._parameters = dict(parameters)
-        for value in self._parameters.values():
+        self.entries = dict(parameters)
+        for value in self.entries.values():
             value.requires_grad_(True)
         self._settings = settings
         self._starts = self._rewound = self._copies()
@@ -48,18 +48,13 @@ class FullTuning:
         self._kept: dict[str, Tensor] = {}
         summed = settings.criterion in ("movement", "fisher")
         self._sums = {n: torch.zeros_like(x) for n, x in parameters.items() if summed}
-        self._n_examples = 0
 
     def _copies(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self._parameters.items()}
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters for the optimizer."""
-        return list(self._parameters.values())
+        return {name: value.detach().clone() for name, value in self.entries.items()}
 
     def scores(self) -> Mapping[str, Tensor]:
         """Return the current score of every entry, minus infinity outside the support."""
-        scores = {name: self._score(name, x.detach()) for name, x in self._parameters.items()}
+        scores = {name: self._score(name, x.detach()) for name, x in self.entries.items()}
         if self._support is None:
             return scores
         return {name: score.where(self._inside(name), -torch.inf) for name, score in scores.items()}
@@ -68,38 +63,35 @@ class FullTuning:
         match self._settings.criterion:
             case "magnitude":
                 return value.abs()
-            case "fisher":
-                return self._sums[name] / max(1, self._n_examples)
-            case "movement":
+            case "movement" | "fisher":
                 return self._sums[name]
         return (value - self._starts[name]).abs()
 
     @torch.no_grad()
     def add_l1(self, coefficient: float) -> None:
         """Add the gradient of ``coefficient`` · ‖θ − θ0‖₁."""
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             if value.grad is not None:
                 value.grad.add_((value - self._starts[name]).sign(), alpha=coefficient)
 
     @torch.no_grad()
     def mask_gradients(self) -> None:
         """Set gradients outside the support of earlier rounds to 0."""
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             if self._support is not None and value.grad is not None:
                 value.grad.mul_(self._inside(name))
 
     @torch.no_grad()
     def before_step(self, lr: float) -> None:
         """Add the gradients to the scores; call it before every optimizer step."""
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             if self._settings.criterion == "movement" and value.grad is not None:
                 self._sums[name].addcmul_(value.grad, value, value=-lr)
 
     @torch.no_grad()
     def add_example(self) -> None:
         """Add the gradients of one example to the scores, and clear them."""
-        self._n_examples += 1
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             if value.grad is not None:
                 self._sums[name].addcmul_(value.grad, value.grad)
             value.grad = None
@@ -109,13 +101,13 @@ class FullTuning:
         """Set all but the best entries to 0 for a pass of gradual pruning; `unmask` undoes it."""
         self._kept = self._copies()
         self._support = self._best(self._settings.density_at(step))
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             value.mul_(self._inside(name))
 
     @torch.no_grad()
     def unmask(self, lr: float) -> None:
         """Undo `apply_mask`, add all gradients to the scores, and clear those outside the mask."""
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             value.copy_(self._kept[name])
         self.before_step(lr)
         self.mask_gradients()
@@ -132,12 +124,11 @@ class FullTuning:
         if settings.schedule == "cubic":
             self.mark()
         self._support = support = self._best(settings.density ** (turn / settings.rounds))
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             outside = 0 if settings.form == "masked" else self._starts[name]
             value.copy_(torch.where(self._inside(name), self._rewound[name], outside))
         for total in self._sums.values():
             total.zero_()
-        self._n_examples = 0
         return support
 
     def _best(self, density: float) -> dict[str, Tensor]:
@@ -148,7 +139,7 @@ class FullTuning:
     def _inside(self, name: str) -> Tensor:
         """Return the mask of a tensor's entries in the support."""
         assert self._support is not None
-        value = self._parameters[name]
+        value = self.entries[name]
         inside = torch.zeros(value.numel(), dtype=torch.bool, device=value.device)
         if name in self._support:
             inside[self._support[name]] = True
@@ -157,9 +148,8 @@ class FullTuning:
     def state_dict(self) -> dict[str, Any]:
         """Return values, scores and support."""
         return {
-            "values": {name: value.detach() for name, value in self._parameters.items()},
+            "values": {name: value.detach() for name, value in self.entries.items()},
             "sums": self._sums,
-            "n_examples": self._n_examples,
             "rewound": None if self._rewound is self._starts else self._rewound,
             "narrowed": self._support,
         }
@@ -167,15 +157,13 @@ class FullTuning:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; the tensors must have their initial values."""
-        for name, value in self._parameters.items():
+        for name, value in self.entries.items():
             value.copy_(state["values"][name])
         for name, total in self._sums.items():
             total.copy_(state["sums"][name])
         if state["rewound"] is not None:
-            self._rewound = {
-                n: x.to(self._parameters[n].device) for n, x in state["rewound"].items()
-            }
-        self._support, self._n_examples = state["narrowed"], state["n_examples"]
+            self._rewound = {n: x.to(self.entries[n].device) for n, x in state["rewound"].items()}
+        self._support = state["narrowed"]
 
 
 class SparseTuning:
@@ -200,15 +188,11 @@ class SparseTuning:
             tensor.requires_grad_(True)
             tensor.register_post_accumulate_grad_hook(self._keep(name))
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters for the optimizer."""
-        return list(self.entries.values())
-
     @torch.no_grad()
     def write(self) -> None:
         """Write the values of the entries into the model, after every optimizer step."""
         for name, entry in self.entries.items():
-            put_entries(self._tensors[name], self.support[name], entry)
+            self._tensors[name].put_(self.support[name], entry)
 
     @torch.no_grad()
     def add_l1(self, coefficient: float) -> None:

@@ -44,7 +44,7 @@ def test_every_step_is_that_of_masked_gradients_bit_for_bit(kind, l1, n_parts):
         for name, p in dense.named_parameters()
     }
     tuning = SparseTuning(model, support)
-    ours, theirs = OPTIMIZERS[kind](tuning.parameters()), OPTIMIZERS[kind](dense.parameters())
+    ours, theirs = OPTIMIZERS[kind](tuning.entries.values()), OPTIMIZERS[kind](dense.parameters())
     for step in range(10):
         for part in range(n_parts):  # gradients of several batches add up
             loss(model, 10 * step + part).backward()
@@ -78,7 +78,7 @@ def test_a_skill_learned_on_top_of_another_belongs_to_the_network_below():
     composition.apply("below", SparseSkill.between(start, changed, below))
     tuning = SparseTuning(model, supports(model, 0.5))  # some of the entries are those below
     loss(model, 0).backward()
-    OPTIMIZERS["sgd"](tuning.parameters()).step()
+    OPTIMIZERS["sgd"](tuning.entries.values()).step()
     tuning.write()
     skill = tuning.skill({"what": "a test"}, originals=composition.originals)
     assert skill.about == {"what": "a test"}
@@ -101,7 +101,7 @@ def test_tensors_that_are_not_contiguous():
     tuning = SparseTuning(model, {"weight": torch.tensor([5])})  # row 1, column 1
     assert not model.bias.requires_grad  # it has no support
     model(torch.ones(1, 4)).sum().backward()
-    OPTIMIZERS["sgd"](tuning.parameters()).step()
+    OPTIMIZERS["sgd"](tuning.entries.values()).step()
     tuning.write()
     changed = (model.weight != before).nonzero().tolist()
     assert changed == [[1, 1]]
