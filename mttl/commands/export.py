@@ -92,7 +92,7 @@ def main(options: argparse.Namespace) -> None:
     from mttl.library.member_sources import lasting_name
     from mttl.merging.check_written import check_written, write_model
     from mttl.merging.fold import strip, unfold
-    from mttl.peft_format.vllm import vllm_rank
+    from mttl.peft_format.skill_formats import vllm_rank
 
     built = load_run(options.run, backbone=options.backbone)
     if options.inventory or options.task or options.all:
@@ -122,7 +122,7 @@ def main(options: argparse.Namespace) -> None:
             if export.adapter.library == "peft":
                 bare = strip(built.model)
                 base_model = export.network or bare.backbone
-                check_written(folder, base_model, export.answers, export.adapter.tensors)
+                check_written(folder, base_model, export.answers)
                 unfold(bare)
             if export.network is not None:
                 export.network.config.pad_token_id = pad_id_of(built.tokenizer)

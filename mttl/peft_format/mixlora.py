@@ -36,8 +36,7 @@ def read_mixlora(
     """
     config = read_json(folder / CONFIG, CheckpointError, dict)
     own = config | config.get("expert_lora", {})
-    unsupported = ("use_dora", "use_rslora")
-    if used := [name for name in unsupported if config.get(name) or own.get(name)]:
+    if used := [name for name in ("use_dora", "use_rslora") if config.get(name) or own.get(name)]:
         raise CheckpointError(f"'{folder}' uses {', '.join(used)}, which cannot be imported")
     with raised_as(CheckpointError, f"'{folder / PICKLE}'", OSError, pickle.UnpicklingError):
         tensors = torch.load(folder / PICKLE, map_location="cpu", weights_only=True)

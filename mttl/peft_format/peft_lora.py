@@ -24,7 +24,6 @@ OTHER_MODELS = (
 )
 # Initialisations that change the base weights, which such adapters need.
 OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
-MOST_ALPHA = 1e6
 
 
 def mixture_adapter(
@@ -135,8 +134,8 @@ def read_lora(folder: PeftFolder, *, scaled: bool = True) -> dict[str, LowRank]:
         used.append("bias")
     start = config.get("init_lora_weights")
     problem = ""
-    if config["peft_type"] != "LORA":
-        problem = f"is a {config['peft_type']} adapter, not LORA"
+    if config.get("peft_type") != "LORA":
+        problem = f"is a {config.get('peft_type')} adapter, not LORA"
     elif used:
         problem = f"uses {', '.join(used)}, which is more than a low-rank change of weights"
     elif isinstance(start, str) and start.lower().startswith(OTHER_BASES):
@@ -169,9 +168,8 @@ def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
         for name, tensor in folder.tensors.items()
         if name.endswith(DOWN)
     }
-    plain = type(alpha) in (int, float) and type(dropout) in (int, float) and rslora in (0, True)
     identical = all(other == found[0] for other in found) and ranks == {(rank,)}
-    if not (plain and identical and 0 < alpha < MOST_ALPHA and 0 <= dropout < 1):
+    if not (identical and alpha > 0 and 0 <= dropout < 1):
         return None
     return {"alpha": float(alpha), "rslora": bool(rslora), "dropout": float(dropout)}
 
@@ -179,14 +177,11 @@ def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
 def _factors(folder: PeftFolder, path: str, down: Tensor, up: Tensor, scaled: bool) -> LowRank:
     config = folder.config
     rank = down.shape[0]
-    problem = "rank 0" if rank < 1 else ""
-    if (down.ndim, up.ndim) != (2, 2) or rank != up.shape[1]:
-        problem = (
-            f"shapes {tuple(down.shape)} and {tuple(up.shape)}; a linear layer needs (r, I) and "
-            "(O, r)"
+    if (down.ndim, up.ndim) != (2, 2) or not rank or rank != up.shape[1]:
+        raise CheckpointError(
+            f"'{folder.path}': the factors of '{path}' have shapes {tuple(down.shape)} and "
+            f"{tuple(up.shape)}; a linear layer needs (r, I) and (O, r)"
         )
-    if problem:
-        raise CheckpointError(f"'{folder.path}': the factors of '{path}' have {problem}")
     patterns = config.get("alpha_pattern") or {}
     place = f"'{folder.path}': lora_alpha or alpha_pattern"
     with raised_as(CheckpointError, place, AttributeError, TypeError, re.error):

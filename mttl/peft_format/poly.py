@@ -124,10 +124,9 @@ def poly_logits(router: TaskRouter) -> Float[Tensor, "G T H K"]:
 def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
     """Return the layers of a Poly checkpoint by path; CheckpointError if it is inconsistent."""
     config = folder.config
-    if config["peft_type"] != "POLY":
-        raise CheckpointError(f"'{folder.path}' is a {config['peft_type']} adapter, not POLY")
-    sizes: list[Any] = [config.get(name) for name in ("n_tasks", "n_splits", "n_skills", "r")]
-    n_tasks, n_heads, n_skills, rank = sizes
+    if config.get("peft_type") != "POLY":
+        raise CheckpointError(f"'{folder.path}' is a {config.get('peft_type')} adapter, not POLY")
+    n_tasks, n_heads, n_skills, rank = map(config.get, ("n_tasks", "n_splits", "n_skills", "r"))
     layers = {}
     for path, tensors in by_layer(folder, (DOWN, UP, LOGITS)).items():
         down, up, logits = tensors[DOWN], tensors[UP], tensors[LOGITS]

@@ -46,6 +46,8 @@ _ADAPTERHUB_NOTE = (
     " It was not checked by loading: AdapterHub's library `adapters` 1.3 needs transformers 4.57."
 )
 _ADAPTERHUB_MODELS = ("t5", "mt5", "llama", "mistral")
+# Values of vLLM's --max-lora-rank.
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class SkillAdapter(NamedTuple):
@@ -324,3 +326,30 @@ WRITERS: dict[str, Writer] = {
     "PREFIX_TUNING": _prefix,
     "ADAPTERHUB": _bottleneck,
 }
+
+
+def vllm_rank(task: str, adapter: SkillAdapter) -> int:
+    """Return vLLM's smallest ``--max-lora-rank`` for the adapter of a task.
+
+    The rules are those of ``vllm/config/lora.py`` and ``vllm/lora/peft_helper.py``.
+
+    Raises:
+        CheckpointError: If vLLM cannot serve the adapter.
+    """
+    config, kind = adapter.config, adapter.config.get("peft_type", "AdapterHub")
+    problem, advice = "", "serve the run with mttl serve"
+    if config.get("task_type") == "SEQ_2_SEQ_LM":
+        problem = "has an encoder-decoder backbone, which vLLM does not serve"
+    elif kind != "LORA":
+        problem = f"has an adapter of {kind}, and vLLM serves only LoRA"
+        advice += ", or try --rank R"
+    elif "modules_to_save" in config:
+        problem = "has trained norms, which vLLM does not load with LoRA"
+    elif config["fan_in_fan_out"]:
+        problem = "adapts transposed layers (GPT-2), for which vLLM has no LoRA"
+    elif config["r"] > VLLM_RANKS[-1]:
+        problem = f"has a LoRA of rank {config['r']}, and vLLM's maximum is {VLLM_RANKS[-1]}"
+        advice = f"truncate it with --rank {VLLM_RANKS[-1]}"
+    if problem:
+        raise CheckpointError(f"the task '{task}' {problem}; {advice}")
+    return next(rank for rank in VLLM_RANKS if rank >= config["r"])

@@ -40,14 +40,8 @@ def test_folders_that_are_none_are_refused(tmp_path):
     tensors = tmp_path / "adapter_model.safetensors"
     tensors.write_bytes(b"half of it")
     refuses("is damaged")
-    name = "base_model.model.q.lora_A.weight"
-    for content, message in (
-        ({"q.lora_A.weight": torch.zeros(1)}, r"a tensor 'q\.lora_A\.weight'; PEFT's names"),
-        ({name: torch.zeros(1, dtype=torch.int8)}, r"has the type torch\.int8; save it"),
-        ({}, "has no tensors"),
-    ):
-        save_file(content, tensors)
-        refuses(message)
+    save_file({"q.lora_A.weight": torch.zeros(1)}, tensors)
+    refuses(r"a tensor 'q\.lora_A\.weight'; PEFT's names")
     for text, message in (("{", "not valid JSON"), ("[]", "must contain an object")):
         config.write_text(text)
         refuses(message)

@@ -16,8 +16,7 @@ from helpers.peft_adapters import peft
 from mttl.assembly.model import load_run
 from mttl.commands import export as EXPORT
 from mttl.io.errors import CheckpointError
-from mttl.peft_format.skill_formats import SkillAdapter
-from mttl.peft_format.vllm import vllm_rank
+from mttl.peft_format.skill_formats import SkillAdapter, vllm_rank
 
 ROUNDING = 1e-5  # float32 arithmetic in another order
 
