@@ -54,17 +54,12 @@ def weight_differences(base: Weights, other: Weights) -> list[str]:
 
 
 def fisher_differences(base: Weights, fisher: Weights, changed: Sequence[str]) -> list[str]:
-    """Return the differences of Fisher information from a base in names, shapes and types."""
+    """Return the differences of Fisher information from a base in names and shapes."""
     return grouped(
         {
             "missing": [name for name in changed if name not in fisher],
             "unexpected": [name for name in fisher if name not in base],
             "of another shape": other_shapes(fisher, base),
-            "of another type": [
-                f"{name} {_short(fisher[name])} instead of floating point"
-                for name in fisher
-                if name in base and not fisher[name].is_floating_point()
-            ],
         }
     )
 
@@ -120,8 +115,4 @@ def _meaning(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _vocabulary(path: Path) -> Any:
     found = _settings(path)
-    model = found.get("model")
-    return found and (
-        model.get("vocab") if isinstance(model, dict) else model,
-        found.get("added_tokens"),
-    )
+    return found and (found.get("model", {}).get("vocab"), found.get("added_tokens"))

@@ -90,7 +90,7 @@ def strip(model: SkilledModel) -> FoldedBackbone:
 def unfold(folded: FoldedBackbone) -> None:
     """Restore the skilled layers that `fold` or `strip` replaced."""
     for path, layer in folded.replaced.items():  # from the outside in; `_replace` is the reverse
-        _put(folded.backbone, path, layer)
+        folded.backbone.set_submodule(path, layer)
 
 
 def require_plain(model: SkilledModel) -> None:
@@ -121,13 +121,8 @@ def _replace(backbone: nn.Module, plain: dict[SkilledLayer, nn.Module]) -> Folde
         if isinstance(module, SkilledLayer)
     }
     for path, layer in reversed(replaced.items()):
-        _put(backbone, path, plain[layer])
+        backbone.set_submodule(path, plain[layer])
     return FoldedBackbone(backbone, replaced)
-
-
-def _put(backbone: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(backbone.get_submodule(parent), name, module)
 
 
 def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> nn.Module:

@@ -12,8 +12,10 @@ tokenizer, index of shards) are copied.
 
 import fnmatch
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,10 @@ from mttl.inference.model_card import PromptExport
 from mttl.io import yaml12
 from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.files import new_folder
-from mttl.io.reading import read_bytes
 from mttl.merging.check_written import check_written, logits, read_model
 from mttl.merging.differences import fisher_differences, setting_differences, weight_differences
-from mttl.merging.mixture import Change, DenseChange, MixtureChange
+from mttl.merging.mixture import Change, DenseChange, MixtureChange, Parts
 from mttl.merging.recipe import Ingredient, Recipe
-from mttl.merging.rules import Parts
 from mttl.merging.weights_folder import LoadedNames, Weights
 from mttl.models.backbone import load_tokenizer
 from mttl.models.generation import end_also_at, search_settings
@@ -85,15 +85,14 @@ def merge_models(
         on_tensor(done, total)
         return value
 
-    paths = [path for pattern in COPIED for path in sorted(parts.base.path.glob(pattern))]
-    beside = {path.name: read_bytes(path, CheckpointError) for path in paths}
     prompt_export = merged_prompt_export(recipe, parts)
+    causes = ValueError, NotImplementedError
     with new_folder(out) as folder:
-        with raised_as(CheckpointError, "a model or its Fisher information is damaged", ValueError):
+        with raised_as(CheckpointError, "the models cannot be merged", *causes):
             for path, file in parts.base.files.items():
                 _write_like(path, folder / path.name, file, partial(merged, file))
-        for name, content in beside.items():
-            (folder / name).write_bytes(content)
+        for path in chain.from_iterable(map(parts.base.path.glob, COPIED)):
+            shutil.copyfile(path, folder / path.name)
         settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})
         (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
         if prompt_export is not None:
@@ -213,10 +212,7 @@ def _open(model: Ingredient, base: Weights, problems: list[str]) -> Change:
 
 
 def _changed(base: Weights, changes: Sequence[Change], measured: Sequence[Weights]) -> list[str]:
-    """Return the tensors that a model changed; these need Fisher information.
-
-    Values are compared only for tensors that a Fisher file lacks, such as buffers.
-    """
+    """Return the changed tensors that a Fisher file lacks."""
     found = []
     for name in base:
         if not base[name].is_floating_point():

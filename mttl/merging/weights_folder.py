@@ -4,7 +4,7 @@ The files are one safetensors file, or several shards with an index.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -14,17 +14,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-)
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from mttl.io.errors import CheckpointError, raised_as
 from mttl.io.reading import read_json, require_file
+from mttl.models.backbone import read_architecture
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
@@ -78,21 +73,14 @@ class LoadedNames:
 
 def empty_model(folder: Path) -> Any:
     """Return the language model of a folder on the meta device, or None if there is none."""
+    if not folder.is_dir():
+        return None
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        kinds: list[Any] = [AutoModelForCausalLM, AutoModelForMaskedLM]
-        if config.is_encoder_decoder:
-            kinds = [AutoModelForSeq2SeqLM]
-        elif "MaskedLM" in str(config.architectures):
-            kinds.reverse()
-        kind = next(kind for kind in kinds if type(config) in kind._model_mapping)
+        kind, config = read_architecture(str(folder))
         with torch.device("meta"):
             return kind.from_config(config, trust_remote_code=False)
     except Exception:  # transformers raises various errors for unknown models
         return None
-
-
-AS_STORED = LoadedNames()
 
 
 @dataclass(frozen=True)
@@ -104,7 +92,7 @@ class Weights(Mapping[str, Tensor]):
     """
 
     path: Path
-    loaded: LoadedNames = AS_STORED
+    loaded: LoadedNames = field(default_factory=LoadedNames)
 
     def __post_init__(self) -> None:
         len(self)  # opens all files
@@ -177,9 +165,8 @@ def _open(path: Path) -> Any:
     require_file(path, CheckpointError)
     with raised_as(CheckpointError, f"'{path}' is not valid safetensors", OSError, SafetensorError):
         file = safe_open(path, framework="pt")
-        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    for name, kind in kinds.items():
-        if kind not in DTYPES:
+    for name in file.keys():  # noqa: SIM118
+        if (kind := file.get_slice(name).get_dtype()) not in DTYPES:
             raise CheckpointError(
                 f"'{path}': '{name}' has the type {kind}; only {', '.join(DTYPES)} can be read. "
                 "Load the model in one of these and save it"

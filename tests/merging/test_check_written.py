@@ -96,7 +96,7 @@ def test_a_mismatch_leaves_nothing(command, places, tmp_path, monkeypatch, capsy
             told = capsys.readouterr().err
             assert "do not load as intended" in told
             assert ("different logits" in told) == (how == "value")
-            assert (named[-1] in told.replace("\n", "")) or (script, how) == ("library", "value")
+            assert how == "value" or named[-1] in told.replace("\n", "")
             assert not list(tmp_path.iterdir())
 
 

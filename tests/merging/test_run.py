@@ -213,7 +213,7 @@ def test_whole_numbers_and_half_precision_are_kept(tmp_path: Path, dtype: torch.
     ("tuned", "message"),
     [
         (torch.full((9,), 2e5), r"'w' would have .* too large for float16"),
-        (torch.full((9,), torch.nan), "information is damaged: "),
+        (torch.full((9,), torch.nan), "cannot be merged: "),
     ],
 )
 @pytest.mark.parametrize("kind", ["arithmetic", "ties"])
@@ -282,7 +282,6 @@ def test_fisher_information_that_does_not_fit_is_refused(make, models, tmp_path)
     del fisher[names[0]]
     fisher["extra"] = torch.ones(1)
     fisher[names[1]] = fisher[names[1]].flatten()[:-1].clone()
-    fisher[names[2]] = fisher[names[2]].long()
     save_file(fisher, tmp_path / "fisher.safetensors")
     recipe = make("fisher_average", fishers="good bad")
     given = [
@@ -296,7 +295,6 @@ def test_fisher_information_that_does_not_fit_is_refused(make, models, tmp_path)
         f"missing: {names[0]}",
         "unexpected: extra",
         f"of another shape: {names[1]}",
-        f"of another type: {names[2]} int64 instead of floating point",
         "gone' does not exist",
     ):
         assert part in text, text
