@@ -15,8 +15,7 @@ from torch import nn
 
 from mttl.assembly.build_backbone import build_tokenizer
 from mttl.assembly.model import build_model
-from mttl.assembly.planning.fake_model import fake_model
-from mttl.assembly.planning.memory_plan import GIB, needs_of
+from mttl.assembly.planning.memory_plan import GIB, fake_model, needs_of
 from mttl.assembly.trainer import processes_of, with_shared_batches
 from mttl.checkpoints.run_folder import RunFolder
 from mttl.commands.train_tasks import build_module, dated, fitted, with_tasks

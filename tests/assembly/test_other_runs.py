@@ -12,7 +12,7 @@ from helpers.backbones import fill
 from helpers.command import arguments, load_recipe, note_again, train
 from helpers.gyms import TASKS, store_backbone, write_config, write_gym
 from mttl.assembly.model import build_model, inventory_settings
-from mttl.assembly.planning.fake_model import fake_model
+from mttl.assembly.planning.memory_plan import fake_model
 from mttl.checkpoints.model_tensors import head_tensors
 from mttl.checkpoints.saved_inventory import read_inventory
 from mttl.commands import train_tasks

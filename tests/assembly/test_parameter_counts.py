@@ -7,7 +7,7 @@ from helpers.fragments import TASKS, fragments, frozen_config
 from helpers.modes import adapted
 from mttl.adaptation.modes import TRAINED_ROLES, count_trained
 from mttl.assembly.model import build_model
-from mttl.assembly.planning.fake_model import fake_model
+from mttl.assembly.planning.memory_plan import fake_model
 from mttl.config.schema import Config
 from mttl.skills import SkilledModel
 from mttl.training.report import attachment_table

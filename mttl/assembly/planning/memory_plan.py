@@ -1,21 +1,32 @@
-"""Memory plan of a run's process, for one or several processes."""
+"""Memory plan of a run's process, for one or several processes, from a model of fake tensors."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from transformers import PreTrainedModel
 
-from mttl.assembly.planning.fake_model import fake_model
+from mttl.assembly.build_backbone import architecture
+from mttl.assembly.build_heads import build_heads
+from mttl.assembly.model import assemble
 from mttl.assembly.planning.fake_passes import GRADIENTS, generation_bytes, training_bytes
-from mttl.config.backbone_schema import Quantisation
+from mttl.config.backbone_schema import Backbone, Quantisation, RandomBackbone
 from mttl.config.optim_schema import Adafactor, Optim
 from mttl.config.schema import Config
 from mttl.io.errors import ConfigError
+from mttl.io.files import shipped_folder
+from mttl.models.backbone import choose_trained, freeze_unread
 from mttl.models.quantised import GROUPS
+from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.targets import block_paths, inside_block
+from mttl.skills.weights.sparse import SparseInventory
 from mttl.tasks.head_form import HeadForm
 from mttl.training.optim import parameter_roles
 
@@ -25,6 +36,10 @@ USABLE = 0.9
 BLOCKS_AT_ONCE = 2  # the current block, and the prefetched next one
 # Bytes per quantised weight, including scales and zero points of its group.
 BYTES_OF = {"nf4": 0.5 + 4 / 64, "int8": 1.0, "int4": 0.5 + 4 / 32}
+# Hub models whose configuration is shipped in configs/sizes.
+SHIPPED = {"facebook/bart-large": "bart_large"}
+# Trainer precisions with other than single-precision weights.
+WHOLE = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -136,6 +151,65 @@ def needs_of(
         training=training,
         answering=answering,
     )
+
+
+def fake_model(
+    config: Config, tasks: Sequence[str], heads: Mapping[str, HeadForm] | None = None
+) -> SkilledModel:
+    """Return the model of a configuration in training mode, with fake weights.
+
+    Only ``config.json`` of a pretrained backbone is read.
+    """
+    with torch.device("meta"):
+        network = _network(config.backbone)
+        choose_trained(network, config.backbone.train)
+        model, *_ = assemble(network, config, tasks, trained=True)
+        model.heads = build_heads(heads or {}, tasks, config.heads, network)
+        if model.heads is not None:
+            freeze_unread(network)
+    dtype = WHOLE.get(config.trainer.precision)
+    if dtype is not None:
+        model.to(dtype)
+    _replace_tensors(model)
+    for module in model.modules():
+        if isinstance(module, SparseInventory):
+            # Sparse products have data-dependent shapes; dense changes need at least as much
+            # memory.
+            module.sparse_products, module.mix = False, module.mix.replace("outputs", "auto")
+    if config.backbone.gradient_checkpointing:
+        model.enable_gradient_checkpointing()
+    return model.train()
+
+
+def _network(backbone: Backbone) -> PreTrainedModel:
+    if shipped := SHIPPED.get(backbone.title):
+        place = str(shipped_folder() / "configs" / "sizes" / shipped)
+        backbone = backbone.model_copy(update={"name": place})
+    kind, settings = architecture(backbone)
+    if isinstance(backbone, RandomBackbone):
+        return kind.from_config(settings)
+    stored = getattr(settings, "dtype", None) or torch.float32
+    dtype = stored if backbone.dtype == "auto" else getattr(torch, backbone.dtype)
+    return kind.from_config(settings, dtype=dtype)
+
+
+def _replace_tensors(model: nn.Module) -> None:
+    """Replace meta tensors, whose kernels keep other tensors, by fake CPU tensors."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    copies: dict[int, Tensor] = {}  # tied weights stay tied
+
+    def copy(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        if id(tensor) not in copies:
+            with mode:
+                copies[id(tensor)] = make(torch.empty(tensor.shape, dtype=tensor.dtype))
+        return copies[id(tensor)]
+
+    for module in model.modules():
+        for name, value in module.named_parameters(recurse=False, remove_duplicate=False):
+            trained = value.requires_grad
+            setattr(module, name, copy(value, lambda t, y=trained: nn.Parameter(t, y)))
+        for name, value in module.named_buffers(recurse=False, remove_duplicate=False):
+            setattr(module, name, copy(value, lambda t: t))
 
 
 def optimizer_bytes(optim: Optim, parameter: Tensor) -> int:

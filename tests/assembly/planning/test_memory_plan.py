@@ -9,10 +9,15 @@ from helpers.fragments import fragments, frozen_config
 from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
 from helpers.headed import ENCODER
 from mttl.assembly.model import build_model
-from mttl.assembly.planning.fake_model import fake_model
-from mttl.assembly.planning.fake_passes import generation_bytes, training_bytes
-from mttl.assembly.planning.memory_plan import GIB, MemoryPlan, Needs, needs_of, optimizer_bytes
-from mttl.assembly.planning.peak_memory import PeakMemory
+from mttl.assembly.planning.fake_passes import PeakMemory, generation_bytes, training_bytes
+from mttl.assembly.planning.memory_plan import (
+    GIB,
+    MemoryPlan,
+    Needs,
+    fake_model,
+    needs_of,
+    optimizer_bytes,
+)
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.tasks.head_form import HeadForm
