@@ -138,10 +138,7 @@ class AttachmentProbe:
         return ""
 
     def _run(self, n_rows: int) -> list[Float[Tensor, "R L V"]]:
-        """Return logits of the first rows by teacher forcing and by generation of fixed tokens.
-
-        Of an encoder, return the logits of its output layer, or without one the hidden states.
-        """
+        """Return logits of the first rows by teacher forcing, and by generation if possible."""
         model: Any = self.backbone
         decoder_only, pad_id = is_decoder_only(model), getattr(model.config, "pad_token_id", 0) or 0
         n_ids = len(model.get_input_embeddings().weight)

@@ -13,9 +13,8 @@ from mttl.aggregation.packed_weights import dense_weight
 from mttl.assembly.attachment_probe import AttachmentProbe
 from mttl.assembly.build_backbone import build_backbone, build_tokenizer, check_vocabulary
 from mttl.assembly.build_heads import build_heads
-from mttl.assembly.build_level import build_level, skill_sizes
 from mttl.assembly.build_moe import build_experts
-from mttl.assembly.build_router import build_router, count_skills
+from mttl.assembly.build_router import build_level, build_router, count_skills, skill_sizes
 from mttl.assembly.other_runs import OtherSkills, open_others, with_digests
 from mttl.assembly.saved_run import Built
 from mttl.assembly.saved_settings import ModelSettings, read_found_settings, read_settings
@@ -143,8 +142,6 @@ def load_run(
             other runs do not work with the settings.
     """
     saved = read_inventory(folder, run)
-    if "backbone" not in saved.meta["settings"]:
-        raise CheckpointError(f"'{saved.folder}' has policies and no language model")
     settings = read_found_settings(saved)
     if backbone is not None:
         if isinstance(settings.backbone, RandomBackbone):

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mttl.assembly.build_level import build_level, skill_sizes
-from mttl.assembly.build_router import build_router
+from mttl.assembly.build_router import build_level, build_router, skill_sizes
 from mttl.assembly.saved_settings import ModelSettings, read_settings
 from mttl.checkpoints.inventory_files import find_inventory, inventory_digest
 from mttl.checkpoints.model_tensors import backbone_parameters, fingerprint, tensors_of
@@ -90,8 +89,6 @@ def _open(one: Any, asked: Mapping[str, str]) -> OtherSkills:
             "of them; copy them back, or name them with --on (on= in Python) to use them anyway"
         )
     saved, task = read_inventory(folder), one.task
-    if "backbone" not in saved.meta["settings"]:
-        raise CheckpointError(f"skills.on: '{folder}' has policies and no language model")
     settings = read_settings(saved, ModelSettings)
     if problems := missing_features(settings, {"stacks": "skills.on", **asked}):
         raise CheckpointError("\n".join(f"'{folder}': {problem}" for problem in problems))

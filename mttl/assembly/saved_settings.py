@@ -60,6 +60,8 @@ def read_settings(
     saved: SavedInventory, schema: type[S], plugins: Mapping[str, str] | None = None
 ) -> S:
     """Return the validated settings of an inventory; ``plugins`` as for `load_config`."""
+    if schema is ModelSettings and "backbone" not in saved.meta["settings"]:
+        raise CheckpointError(f"'{saved.folder}' has policies and no language model")
     try:
         return schema.model_validate(saved.meta["settings"], context=plugins)
     except ValidationError as error:
