@@ -41,7 +41,6 @@ def factor_recovery(
     factors: Mapping[str, Sequence[str]],
     *,
     n_permutations: int = 100,
-    seed: int = 0,
 ) -> dict[str, FactorRecovery | None]:
     """Return the scores of every factor's recovery by the use of skills.
 
@@ -66,7 +65,7 @@ def factor_recovery(
             recovered[name] = None
             continue
         score = _scorer(use, ranks, others)
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(0)
         orders = (_within(blocks, generator) for _ in range(n_permutations))
         permuted = np.array([score(own[order]) for order in orders])  # (N, 3)
         recovered[name] = FactorRecovery(*map(permutation_test, score(own), permuted.T))

@@ -145,12 +145,9 @@ def read_arrays(
     """Return arrays of an ``.npz`` file; `CheckpointError` if it is damaged or lacks a name."""
     try:
         arrays = load_arrays(path)
-    except (OSError, ValueError) as error:
+        return {name: arrays[name] for name in (*names, *(arrays.keys() & optional))}
+    except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"'{path}' is damaged ({error}). {_AGAIN}") from error
-    absent = [name for name in names if name not in arrays]
-    if absent:
-        raise CheckpointError(f"'{path}' lacks {' and '.join(absent)}. {_AGAIN}")
-    return {name: arrays[name] for name in (*names, *optional) if name in arrays}
 
 
 _AGAIN = "Copy the whole folder again, or repeat the training command with --resume"

@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
 from mttl.analysis.statistics import active_cells, discreteness, usage
-from mttl.analysis.token_counts import load_entropy
+from mttl.analysis.token_record import load_entropy
 from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.io.files import atomic_path
 from mttl.routing.task.task_router import TaskRouter

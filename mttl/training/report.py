@@ -16,8 +16,7 @@ from rich.table import Table
 from torch import Tensor
 
 from mttl.aggregation.packed_weights import stored
-from mttl.analysis.token_counts import TokenCounts
-from mttl.analysis.token_record import write_token_record
+from mttl.analysis.token_record import TokenCounts, write_token_record
 from mttl.checkpoints.whole_tensors import whole_parameters
 from mttl.config.data_schema import Data
 from mttl.io.files import write_table

@@ -43,8 +43,8 @@ def test_clusters_that_are_the_categories_or_one_for_each_task() -> None:
 
 def test_the_baseline_against_scikit_learn() -> None:
     clusters = list("aabbbbccc")
-    found = category_agreement(similarity_of(clusters), CATEGORIES, n_permutations=40, seed=3)
-    generator = np.random.default_rng(3)
+    found = category_agreement(similarity_of(clusters), CATEGORIES, n_permutations=40)
+    generator = np.random.default_rng(0)
     labels = np.unique(CATEGORIES, return_inverse=True)[1]
     expected = [
         adjusted_mutual_info_score(generator.permutation(labels), clusters) for _ in range(40)

@@ -42,7 +42,7 @@ def test_what_is_damaged_or_lacks_something_is_answered(write_run, tmp_path) -> 
             with pytest.raises(CheckpointError, match=rf"{name}.npz' is damaged"):
                 read_record(run)
         np.savez(path, **arrays)
-        with pytest.raises(CheckpointError, match=f"lacks {lacking}. Copy the whole folder again"):
+        with pytest.raises(CheckpointError, match=rf"\('{lacking}'\). Copy the whole folder again"):
             read_record(run)
         path.write_bytes(whole)
     (run / "metrics.csv").write_text("step,routing/usage\none,0.5\n")

@@ -9,9 +9,11 @@ from sklearn.metrics import mutual_info_score
 from mttl.analysis.explore.explore_page import explore_page
 from mttl.analysis.figures.catalogue import token_drawings
 from mttl.analysis.routing_view import RoutingView
-from mttl.analysis.token_counts import TokenCounts, entropy_bits, mutual_information
 from mttl.analysis.token_record import (
+    TokenCounts,
+    entropy_bits,
     expert_tokens,
+    mutual_information,
     read_token_record,
     token_data,
     write_token_record,
@@ -93,7 +95,7 @@ def test_a_record_its_figures_and_page_tell_what_decides(tmp_path: Path) -> None
 
 def test_many_keys_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = collected().bigrams(0)
-    monkeypatch.setattr("mttl.analysis.token_counts.MOST_KEYS", 10)
+    monkeypatch.setattr("mttl.analysis.token_record.MOST_KEYS", 10)
     merged = collected().bigrams(0)
     for name in ("experts", "previous", "tokens", "counts"):
         np.testing.assert_array_equal(getattr(merged, name), getattr(whole, name))

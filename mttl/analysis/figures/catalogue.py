@@ -16,8 +16,7 @@ from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import match_skills, matched
 from mttl.analysis.statistics import stack_of
-from mttl.analysis.token_counts import load_entropy
-from mttl.analysis.token_record import TokenRoutingRecord
+from mttl.analysis.token_record import TokenRoutingRecord, load_entropy
 
 PANELS = 12  # largest number of groups of layers in one figure
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
