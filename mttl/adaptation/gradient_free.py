@@ -72,7 +72,6 @@ def evolve(
     *,
     n_evaluations: int,
     bound: float,
-    step: float = 0.3,
 ) -> tuple[Float[Tensor, "n"], float]:
     r"""Return the point with the lowest objective among those evaluated, and its value.
 
@@ -96,10 +95,15 @@ def evolve(
     damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (n + 1)) - 1) + step_rate
     usual = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))  # length of a standard draw
 
-    mean = start.double().clamp(-bound, bound)
+    step, mean = 0.3, start.double().clamp(-bound, bound)
     covariance = torch.eye(n, dtype=torch.double)
     path, step_path = torch.zeros_like(mean), torch.zeros_like(mean)
-    best, least = mean, _value(objective, mean.to(start.dtype))
+
+    def value(point: Tensor) -> float:
+        found = objective(point.to(start.dtype))
+        return math.inf if math.isnan(found) else found
+
+    best, least = mean, value(mean)
     asked, generation = 1, 0
     while asked < n_evaluations:
         generation += 1
@@ -107,7 +111,7 @@ def evolve(
         scales = values.clamp_min(1e-20).sqrt()
         draws = torch.randn(size, n, dtype=torch.double) * scales @ axes.t()
         points = (mean + step * draws).clamp(-bound, bound)[: n_evaluations - asked]
-        found = [_value(objective, point.to(start.dtype)) for point in points]
+        found = [value(point) for point in points]
         asked += len(points)
         order = sorted(range(len(points)), key=found.__getitem__)
         if found[order[0]] < least:
@@ -135,8 +139,3 @@ def evolve(
         )
         step *= math.exp(min(1.0, step_rate / damping * (length / usual - 1)))
     return best.to(start.dtype), least
-
-
-def _value(objective: Callable[[Tensor], float], point: Tensor) -> float:
-    value = objective(point)
-    return math.inf if math.isnan(value) else value

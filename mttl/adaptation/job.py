@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -140,7 +140,9 @@ class JobRun:
                     nearest = self.nearest_task()
                     row = torch.tensor([[float(nearest)]])
                     begun_as = tasks[nearest] if tasks else None
-                with seeded(self.job.seed, self.module.device):
+                device = self.module.device
+                with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                    torch.manual_seed(self.job.seed)
                     heads = deepcopy(self.heads)
                     apply_mode(model, adapt.mode, init=init, rows=row, heads=heads)
                     if found := self._fit_and_score(best, begun_as, score_test, on_step):
@@ -181,10 +183,7 @@ class JobRun:
         score_test: bool,
         on_step: Callable[[], object],
     ) -> Outcome | None:
-        """Train and score; return None if the development score is not better than ``best``.
-
-        The model keeps the best weights on the development rows.
-        """
+        """Train and score; return None if the development score is not better than ``best``."""
         module, adapt, job = self.module, self.config.adapt, self.job
         digest = self.gym.digest(job.task, job.sample)  # digest of the current rows
         data, precision = self._rows(), self._precision()
@@ -279,11 +278,3 @@ class JobRun:
 
     def _precision(self) -> Precision:
         return precision_plugin(self.config.trainer.precision, self.module.device.type)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Context manager that seeds PyTorch, and restores the random state afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

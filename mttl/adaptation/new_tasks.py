@@ -254,13 +254,10 @@ def _held_out(
 
 @dataclass(frozen=True)
 class Adaptation:
-    """A trained run and its adaptation jobs: tasks, few-shot samples and seeds.
-
-    ``inventory`` is the digest of the run's inventory, recorded with the results.
-    """
+    """A trained run and its adaptation jobs: tasks, few-shot samples and seeds."""
 
     run: Built
-    inventory: str
+    inventory: str  # digest of the run's inventory, recorded with the results
     gym: Gym
     jobs: list[FewShotJob]
     given: Config
@@ -343,11 +340,6 @@ class Adaptation:
     def to_device(self, number: int = 1) -> None:
         """Move the model to a GPU, if there is one; shards use different GPUs."""
         self.run.model.to(device_of(number))
-
-    @property
-    def n_starts(self) -> int:
-        """Number of initialisations per job."""
-        return len(row_starts(self.run.model.router, self.given.adapt))
 
     def run_job(self, job: FewShotJob, save: Path | None = None, **options: Any) -> FewShotResult:
         """Run a job and restore the model; other options are those of `JobRun.run`.

@@ -142,12 +142,9 @@ def plan_jobs(
     """Return a job per task, few-shot sample and seed; by default of all samples.
 
     All rows are read once, so that malformed files are found before the first job. Splits that are
-    not scored may be missing. Raises a `TaskError` if there is no sample, a task has no metric, or
-    a sample is missing, lacks a split, has a malformed row, or has fewer training rows than
-    requested.
+    not scored may be missing. Raises a `TaskError` if a task has no metric, or a sample is missing,
+    lacks a split, has a malformed row, or has fewer training rows than requested.
     """
-    if samples is not None and not samples:
-        raise TaskError("samples is empty; give at least one, or None for all")
     jobs = []
     for task in tasks:
         gym.metric(task)

@@ -16,9 +16,6 @@ from mttl.io.reading import parse_json, read_bytes, read_text
 from mttl.io.record import as_row, check
 from mttl.runtime.progress_bar import counting
 
-ELSEWHERE = "Use those, or another folder with --out"
-
-
 # A `Record`, or a dataclass of pydantic, with its ``job``.
 Result = TypeVar("Result", bound=Any)
 
@@ -152,7 +149,7 @@ def keep_settings(
     path: Path,
     text: str,
     problem: str,
-    advice: str = ELSEWHERE,
+    advice: str = "Use those, or another folder with --out",
     ignore: tuple[str, ...] = (),
     but: tuple[str, ...] = (),
 ) -> None:

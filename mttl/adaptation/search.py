@@ -101,14 +101,9 @@ def finished_trials(folder: Path, results_of: Callable[[Path], TrialResults]) ->
     return [Trial(read_json(path, MttlError, dict), own) for path, own in places.items() if own]
 
 
-def ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials by descending score; the order of ties is kept."""
-    return sorted(trials, key=lambda trial: -trial.score)
-
-
 def best_fragment(trials: Sequence[Trial]) -> str:
     """Return the best trial's settings as a configuration fragment (YAML)."""
-    best = ranked(trials)[0]
+    best = max(trials, key=lambda trial: trial.score)
     tree: Tree = {}
     for name, value in best.values.items():
         tree = with_value(tree, name, value)
@@ -136,12 +131,13 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> None:
 
 def trials_table(trials: Sequence[Trial], title: str) -> Table:
     """Return a table of all trials, best first, with scores in %."""
-    (best, *_), names = ranked(trials), _names(trials)
+    ranked, names = sorted(trials, key=lambda trial: -trial.score), _names(trials)
     table = TextTable(title, digits=1).words(*names).numbers("dev", "jobs")
-    for trial in ranked(trials):
+    for trial in ranked:
         cells = [trial.values.get(name, "") for name in names]
         shown = [f"{value:.3g}" if isinstance(value, float) else value for value in cells]
         table.add(*shown, 100 * trial.score, len(trial.results))
+    best = ranked[0]
     levels = best.results[0].metric == SUCCESS
     table.caption = (
         f"dev: mean over {', '.join(best.task_scores)} on development "

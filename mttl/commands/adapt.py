@@ -79,6 +79,7 @@ def tasks_to_adapt_to(file: str, run: str | None) -> list[str]:
 @only_warnings("mttl.data")  # every job reads small files
 def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[str]) -> None:
     """Adapt to new text-to-text tasks, score and print a table."""
+    from mttl.adaptation.modes import row_starts
     from mttl.adaptation.new_tasks import Adaptation
     from mttl.adaptation.plan import Results, read_samples
     from mttl.adaptation.score_table import few_shot_table
@@ -93,7 +94,7 @@ def adapt_run(config: "Config", options: argparse.Namespace, command: Sequence[s
     if options.workers > 1:
         start_workers(options.workers, shard, command)
     results, jobs = Results(folder, shard), shard.share(adaptation.jobs)
-    n_starts = adaptation.n_starts
+    n_starts = len(row_starts(adaptation.run.model.router, config.adapt))
 
     def model_folder(job: "FewShotJob") -> Path | None:
         name = f"{job.task}-{job.sample}-{job.seed}"

@@ -160,7 +160,6 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
         ({"samples": [7]}, TaskError, "has no sample 7"),
-        ({"samples": []}, TaskError, "samples is empty; give at least one, or None for all"),
         ({"gym": "nowhere"}, TaskError, "the folder of tasks 'nowhere' does not exist"),
         ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],
