@@ -72,7 +72,7 @@ def add(options: argparse.Namespace) -> None:
     check_members(members, base, options)
     after = add_members(options.library, base, members)
     say(
-        f"Added {len(members)} members to {options.library}, which now has {len(after.names)} "
+        f"Added {len(members)} members to {options.library}, which now has {len(after.members)} "
         f"(version {after.version})"
     )
 
@@ -127,11 +127,12 @@ def show_all(library: "Library", options: argparse.Namespace) -> None:
     table = TextTable(f"{library.folder}, version {library.version}, over {library.base.name}")
     table.words("member", "task", "data", "licence")
     table.numbers("rank", "layers", "parameters", "score")
-    for name in library.names:
+    for name in library.members:
         card = library.card(name)
         score = card.scores[-1].get("score", "") if card.scores else ""
         words = (card.name, card.task, card.data or "", card.licence or "")
-        numbers = (card.rank, len(card.targets), f"{card.weights['parameters']:,}", str(score))
+        rank = max(card.targets.values())
+        numbers = (rank, len(card.targets), f"{card.weights['parameters']:,}", str(score))
         table.add(*words, then=numbers)
     make_console().print(table)
 

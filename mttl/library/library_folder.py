@@ -60,11 +60,6 @@ class Library(Record):
     base: BaseModel
     folder: Path = Field(default=Path(), exclude=True)  # of the library
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the members."""
-        return list(self.members)
-
     def chosen(self, patterns: Sequence[str] = ()) -> list[str]:
         """Return the names that match patterns with ``*`` and ``?``; all without patterns."""
         found: dict[str, None] = {}

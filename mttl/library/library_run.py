@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from mttl.assembly.build_imported import build_imported, imported_skills, save_imported
@@ -19,6 +19,7 @@ from mttl.io.record import Record
 from mttl.library.library_folder import Library
 from mttl.library.member_card import MemberCard
 from mttl.library.stacking import stack_members, without_general
+from mttl.merging.recipe import validated
 
 # Task routers that need no training.
 ROUTERS = ("private", "polytropon", "average", "expert", "retrieval")
@@ -125,9 +126,5 @@ def with_members(
     n_members, _, rank = next(iter(layers.values()))[0].shape
     experts = LoRAExperts(kind="lora", rank=rank, scale=1.0)
     update = {"experts": experts, "n_experts": n_members, "targets": list(layers)}
-    try:
-        moe = MoE.model_validate({**dict(moe), **update})
-    except ValidationError as error:
-        causes = "; ".join(str(one["msg"]) for one in error.errors(include_url=False))
-        raise ConfigError(f"section moe, with {n_members} members: {causes}") from error
+    moe = validated(MoE, {**dict(moe), **update}, f"section moe, with {n_members} members")
     return config.model_copy(update={"moe": moe})

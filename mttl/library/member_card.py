@@ -55,8 +55,3 @@ class MemberCard(Record):
     licence: str | None = None
     training: dict[str, Any] = Field(default_factory=dict)  # settings
     scores: list[dict[str, str]] = Field(default_factory=list)  # split, metric, score and n
-
-    @property
-    def rank(self) -> int:
-        """The largest rank of a layer."""
-        return max(self.targets.values())

@@ -81,7 +81,7 @@ class Found:
     def _read_folder(self, folder: Path, name: str) -> None:
         if is_library(folder):
             library = open_library(folder)
-            self.members += map(library.member, library.names)
+            self.members += map(library.member, library.members)
         elif not _is_adapter(folder) and find_inventory(folder):
             self.runs += 1
             self._read_run(folder)

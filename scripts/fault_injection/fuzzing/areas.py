@@ -137,7 +137,7 @@ def _import(folder: Path) -> Any:
 
 def _library(folder: Path) -> Any:
     library = open_library(folder)
-    members = [library.member(name) for name in library.names]
+    members = [library.member(name) for name in library.members]
     changes = [(path, part.down, part.up) for one in members for path, part in one.changes.items()]
     return [library, [member.card for member in members], changes]
 
