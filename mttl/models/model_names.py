@@ -24,8 +24,6 @@ def check_model_name(key: str, name: str) -> None:
     cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
     if cached.is_dir():
         return
-    if constants.HF_HUB_OFFLINE:
-        raise ConfigError(unreachable(key, name, "HF_HUB_OFFLINE is set"))
     try:
         http_backoff("HEAD", f"{constants.ENDPOINT}/api/models/{name}", max_retries=1, timeout=10)
     except Exception as error:  # the client's errors have no common base
