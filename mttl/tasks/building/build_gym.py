@@ -70,7 +70,7 @@ def build_task(
     """
     opened, files = partial(open_records, raw=raw), local_files(task.source, raw)
     if isinstance(task, CollectedTask):
-        opened, files = (lambda _, split: task.records(split)), task.files()
+        opened, files = (lambda _, split: task.read(split)), task.files
     made_from = fingerprint(task, files)
     found = check_task(task, out, samples=samples, made_from=made_from)
     if found.status != "incomplete":

@@ -1,6 +1,7 @@
 """Tasks of a published collection, which are read from its downloaded copy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,18 @@ from mttl.tasks.template import Record
 MOST_HELD_OUT = 100
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class CollectedTask(Task):
-    """A task of a collection, and the folder of the copy."""
+    """A task of a collection: its files, and a function from a split to the records."""
 
-    folder: Path = Path()
+    files: tuple[Path, ...]
+    read: Callable[[str], Iterable[Record]] = field(repr=False)
 
-    def files(self) -> list[Path]:
-        """Return the existing files of its records."""
-        raise NotImplementedError
 
-    def records(self, split: str) -> Iterator[Record]:
-        """Yield the records of a split."""
-        raise NotImplementedError
+def text_task(**keys: Any) -> CollectedTask:
+    """Return a task whose records have ``input`` and ``output``."""
+    keys = {"metric": "Rouge-L", "description": "", "kind": "text-to-text"} | keys
+    return CollectedTask(input="{input}", output="{output}", **keys)
 
 
 def part(items: Sequence[Any], split: str) -> Sequence[Any]:

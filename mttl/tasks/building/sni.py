@@ -10,12 +10,12 @@ References:
 
 import string
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from mttl.io.errors import TaskError
-from mttl.io.reading import read_json, read_text, shown
-from mttl.tasks.building.collection import CollectedTask, part
+from mttl.io.errors import TaskError, raised_as
+from mttl.io.reading import read_json, read_text
+from mttl.tasks.building.collection import CollectedTask, part, text_task
 from mttl.tasks.task import Source
 from mttl.tasks.task_file import TASK_NAME
 from mttl.tasks.template import Record
@@ -23,42 +23,37 @@ from mttl.tasks.template import Record
 N_ROWS = 100
 
 
-class _SniTask(CollectedTask):
-    def files(self) -> list[Path]:
-        return [_file(self.folder, self.name)]
-
-    def records(self, split: str) -> Iterator[Record]:
-        """Yield prompts with the outputs that are not blank; skip instances without any."""
-        (file,) = self.files()
-        instances = _content(file).get("Instances")
-        if not isinstance(instances, list):
-            raise TaskError(f"{file}: 'Instances' is {shown(instances)}; it must be a list")
-        for number, instance in part(list(enumerate(instances, 1)), split):
-            match instance:
-                case {"input": str(text), "output": [str(), *_] as outputs}:
-                    if kept := [one for one in map(str, outputs) if one.strip()]:
-                        yield {"input": prompt(self.description, text), "output": kept}
-                case _:
-                    form = "'input' must be a text, and 'output' a list of texts"
-                    raise TaskError(f"{file}: instance {number} is {shown(instance)}; {form}")
-
-
 def tasks(raw: Path) -> list[CollectedTask]:
     """Return the tasks of the default split; raises a `TaskError` for a wrong file."""
-    found: list[CollectedTask] = []
+    found = list[CollectedTask]()
     for side in ("train", "test"):
-        file = raw / "splits" / "default" / f"{side}_tasks.txt"
-        for name in read_text(file, TaskError).split():
+        splits = raw / "splits" / "default" / f"{side}_tasks.txt"
+        for name in read_text(splits, TaskError).split():
             if not TASK_NAME.fullmatch(name):
-                raise TaskError(f"{file}: '{name}' must be the name of a task; correct the line")
-            content = _content(_file(raw, name))
-            keys: dict[str, Any] = {"input": "{input}", "output": "{output}", "metric": "Rouge-L"}
-            keys |= {"k": N_ROWS, "kind": "text-to-text", "references": "all", "side": side}
-            keys["category"] = f"sni/{next(iter(content.get('Categories') or ()), 'other')}"
+                raise TaskError(f"{splits}: '{name}' must be the name of a task; correct the line")
+            file = raw / "tasks" / f"{name}.json"
+            content = read_json(file, TaskError, dict)
+            with raised_as(TaskError, f"{file} is not a task", LookupError, text=repr):
+                category, words = content["Categories"][0], content["Definition"]
+                words = words if isinstance(words, str) else words[0]
             source = Source(name, train="train", dev="dev", test="test")
-            words = content["Definition"][0]
-            found.append(_SniTask(name=name, source=source, description=words, folder=raw, **keys))
+            keys = {"category": f"sni/{category}", "description": words, "references": "all"}
+            read = partial(_records, file, words)
+            keys |= {"source": source, "k": N_ROWS, "side": side, "files": (file,), "read": read}
+            found.append(text_task(name=name, **keys))
     return found
+
+
+def _records(file: Path, definition: str, split: str) -> Iterator[Record]:
+    """Yield prompts with the outputs that are not blank; skip instances without any."""
+    instances = read_json(file, TaskError, dict)["Instances"]
+    for number, instance in part(list(enumerate(instances, 1)), split):
+        match instance:
+            case {"input": str(text), "output": [*outputs]}:
+                if kept := [one for one in outputs if one.strip()]:
+                    yield {"input": prompt(definition, text), "output": kept}
+            case _:
+                raise TaskError(f"{file}: instance {number} needs an 'input' and a list 'output'")
 
 
 def prompt(definition: str, text: str) -> str:
@@ -66,20 +61,3 @@ def prompt(definition: str, text: str) -> str:
     parts = (f"Definition: {definition.strip()}", f"Input: {text.strip()}")
     head, body = (one if one[-1] in string.punctuation else f"{one}." for one in parts)
     return f"{head}\n\nNow complete the following example -\n{body}\nOutput: "
-
-
-def _file(raw: Path, name: str) -> Path:
-    return raw / "tasks" / f"{name}.json"
-
-
-def _content(file: Path) -> Any:
-    """Return the content of a task's file, whose definition is a list."""
-    content = read_json(file, TaskError, dict)
-    match content.get("Definition"):
-        case str(text) if text.strip():
-            content["Definition"] = [text]
-        case [str(text), *_] if text.strip():
-            pass
-        case other:
-            raise TaskError(f"{file}: 'Definition' is {shown(other)}; it must be a list of texts")
-    return content

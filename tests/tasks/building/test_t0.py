@@ -52,7 +52,7 @@ def rendered(root: Path, jinja: str, record: dict[str, Any], choices: str = "nul
     write(root, "imdb", [("one", choices, json.dumps(jinja), "true")])
     write_jsonl(root / "imdb__default/train.jsonl", [record])
     (task,) = t0.tasks(root)
-    return list(task.records("train"))
+    return list(task.read("train"))
 
 
 def test_templates_for_training_are_tasks_and_held_out_data_sets_too(tmp_path: Path) -> None:
@@ -129,14 +129,20 @@ def test_templates_are_applied_as_by_promptsource(
 @pytest.mark.parametrize(
     ("jinja", "message"),
     [
-        ("{{b}} ||| x", "'one' does not fit .*imdb__default/train.jsonl, row 1: 'b' is undefined"),
-        ("{{[][label]}} ||| x", "'one' does not fit .*, row 1: list object has no element 0"),
-        ("{{a ||| x", "'one': (unexpected|expected) "),
+        (
+            "{{b}} ||| x",
+            "'imdb_one' does not fit .*imdb__default, row 1 of train: 'b' is undefined",
+        ),
+        (
+            "{{[][label]}} ||| x",
+            "'imdb_one' does not fit .*, row 1 of train: list object has no element 0",
+        ),
+        ("{{a ||| x", "'imdb_one': (unexpected|expected) "),
         ("{{a.__class__}} ||| x", "access to attribute '__class__' of 'str' object is unsafe"),
     ],
 )
 def test_wrong_templates_are_refused(jinja: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=rf"imdb/templates\.yaml, .*{message}"):
+    with pytest.raises(TaskError, match=message):
         rendered(tmp_path, jinja, {"a": "x", "label": 0})
 
 
@@ -145,21 +151,12 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         t0.tasks(tmp_path)
     file = write(tmp_path, "imdb", RTE) / "templates/imdb/templates.yaml"
     with pytest.raises(UnavailableError, match=r"has no file imdb__default/train.jsonl\[.gz\]"):
-        list(t0.tasks(tmp_path)[0].records("train"))
-    (tmp_path / "imdb_can_we_infer").mkdir()
-    with pytest.raises(UnavailableError, match=r"imdb_can_we_infer' has no file train\*\.parquet"):
-        list(t0.tasks(tmp_path)[0].records("train"))
+        list(t0.tasks(tmp_path)[0].read("train"))
     write_jsonl(tmp_path / "imdb_can_we_infer/train.jsonl", [{"inputs": [3]}])
-    with pytest.raises(
-        TaskError, match=r"imdb_can_we_infer': the row .* must have texts as 'inputs_"
-    ):
-        list(t0.tasks(tmp_path)[0].records("train"))
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace("answer_choices: Yes", "answers: Yes"), encoding="utf-8")
-    with pytest.raises(TaskError, match=r"must have name, jinja, answer_choices and metadata"):
-        t0.tasks(tmp_path)
+    with pytest.raises(TaskError, match=r"imdb_can_we_infer, row 1 of train: 'answer_choices' is"):
+        list(t0.tasks(tmp_path)[0].read("train"))
     file.write_text("dataset: imdb\n", encoding="utf-8")
-    with pytest.raises(TaskError, match=r"imdb/templates.yaml: the key 'templates'"):
+    with pytest.raises(TaskError, match=r"imdb/templates.yaml is not promptsource's: KeyError"):
         t0.tasks(tmp_path)
 
 
@@ -176,8 +173,8 @@ def test_held_out_tasks_use_their_templates_in_turn(tmp_path: Path) -> None:
     records = [{"premise": f"p{n}", "hypothesis": "h", "label": int(n < 2)} for n in range(4)]
     write_jsonl(tmp_path / "super_glue__cb/validation.jsonl.gz", records)
     asked = 'p{} Does "h" follow?'
-    found = [row["input"] for row in task.records("validation")]
-    assert found == ["p0", asked.format(1), asked.format(2), asked.format(3)]
+    found = [row["input"] for row in task.read("validation")]
+    assert found == [asked.format(0), "p1", asked.format(2), asked.format(3)]
 
     for template in ("can_we_infer", "often"):
         folder = tmp_path / f"super_glue_cb_{template}"
@@ -194,8 +191,8 @@ def test_held_out_tasks_use_their_templates_in_turn(tmp_path: Path) -> None:
         for place, some in enumerate((rows[:2], rows[2:])):
             path = folder / f"validation-0000{place}-of-00002.parquet"
             pq.write_table(pa.Table.from_pylist(some), path)
-    found = list(task.records("validation"))
-    assert [row["input"] for row in found] == ["can_we_infer 0", "can_we_infer 2", "often 1"]
+    found = list(task.read("validation"))
+    assert [row["input"] for row in found] == ["can_we_infer 0", "often 1", "can_we_infer 2"]
     assert found[0]["choices"] == ["Yes", "No"]
 
 
@@ -208,10 +205,10 @@ def test_rounds_of_anli_are_folders_of_p3_or_splits(tmp_path: Path) -> None:
     }
     record = {"premise": "p", "hypothesis": "h", "label": 0}
     write_jsonl(tmp_path / "anli__default/test_r2.jsonl", [record])
-    assert [one["output"] for one in task.records("test_r2")] == ["Yes"]
+    assert [one["output"] for one in task.read("test_r2")] == ["Yes"]
     file = write_jsonl(tmp_path / "anli_can_we_infer_r2/test.jsonl", [row])
-    assert [one["input"] for one in task.records("test_r2")] == ["a"]
-    assert file in task.files()
+    assert [one["input"] for one in task.read("test_r2")] == ["a"]
+    assert file in next(one for one in t0.tasks(tmp_path) if one.name == "anli_r2").files
 
 
 def test_rows_for_training_are_drawn_once_and_divided(tmp_path: Path) -> None:
@@ -219,7 +216,7 @@ def test_rows_for_training_are_drawn_once_and_divided(tmp_path: Path) -> None:
     (task,) = t0.tasks(tmp_path)
     records = [{"premise": str(n), "hypothesis": str(n)} for n in range(3000)]
     write_jsonl(tmp_path / "imdb__default/train.jsonl", records)
-    found = [[row["output"] for row in task.records(s)] for s in ("train", "dev", "test")]
+    found = [[row["output"] for row in task.read(s)] for s in ("train", "dev", "test")]
     assert [len(rows) for rows in found] == [1000, 100, 100]
     drawn = sorted(int(row) for rows in found for row in rows)
     assert len(set(drawn)) == 1200
