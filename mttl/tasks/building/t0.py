@@ -41,7 +41,9 @@ _END = " | string | truncate(2048) }}"  # variables are cut as in P3
 # A separator in data is replaced as in promptsource, since the templates of multi_news name that.
 _SEPARATOR, _PROTECTED = "|||", "3ed2dface8203c4c9dfb1a5dc58e41e0"
 
+_PARTS = {"train": "train", "dev": "dev", "test": "test"}
 _Template = tuple[str, str | None, bool | None]  # Jinja, that of choices, of the original task
+_Templates = Mapping[str, _Template]
 # Of the rows of P3.
 _PUBLISHED = (
     "{{inputs_pretokenized}} ||| {{targets_pretokenized}}",
@@ -57,7 +59,7 @@ def tasks(raw: Path) -> list[CollectedTask]:
         for data in names:
             for name, one in _templates(raw, data).items():
                 if name not in table["omitted"]:
-                    keys = {"k": N_ROWS, "side": "train", "dev": "dev", "test": "test"}
+                    keys = {"k": N_ROWS, "side": "train", "splits": _PARTS}
                     found.append(_task(name, raw, {name: one}, data, category, **keys))
     for name, own in table["test"].items():
         given = _templates(raw, own.setdefault("data", name))
@@ -70,25 +72,17 @@ def tasks(raw: Path) -> list[CollectedTask]:
 
 
 def _task(
-    name: str,
-    raw: Path,
-    templates: Mapping[str, _Template],
-    data: str,
-    category: str,
-    *,
-    k: int = 32,
-    side: str = "test",
-    **splits: str,
+    name: str, raw: Path, templates: _Templates, data: str, category: str, **own: Any
 ) -> CollectedTask:
     path, _, config = data.partition("/")
-    splits = {"train": "train", "test": "validation"} | splits
-    source = Source(path, config=config or None, **splits)  # type: ignore[arg-type]
+    splits = {"train": "train", "test": "validation"} | own.pop("splits", {})
+    source = Source(path, config=config or None, **splits)
     folders = f"templates/{data}", f"{path}__{config or 'default'}", *(f"{x}*" for x in templates)
     found = tuple(file for folder in folders for file in sorted(raw.glob(f"{folder}/*")))
-    keys: dict[str, Any] = {"k": k, "side": side, "source": source, "files": found}
+    keys = {"k": 32, "side": "test", "source": source, "files": found} | own
     if all(choices for _, choices, _ in templates.values()):
         keys |= {"metric": "accuracy", "options": (FROM_ROWS,), "columns": (CHOICES,)}
-    read = partial(_records, raw, source, templates, side)
+    read = partial(_records, raw, source, templates, keys["side"])
     return text_task(name=name, category=f"t0/{category}", read=read, **keys)
 
 
@@ -107,7 +101,7 @@ def _templates(raw: Path, data: str) -> dict[str, _Template]:
 
 
 def _records(
-    raw: Path, source: Source, templates: Mapping[str, _Template], side: str, split: str
+    raw: Path, source: Source, templates: _Templates, side: str, split: str
 ) -> Iterable[Record]:
     """Return prompts with answers and choices, without those that templates leave empty."""
     drawn = side == "train"
