@@ -88,10 +88,7 @@ def demonstrate(level: str, seed: int) -> Demonstration:
         # If its assumptions fail, the bot raises assertions and other errors.
         except Exception as error:
             cause = " ".join([type(error).__name__, *str(error).split()])
-            problem = f"it gives up at step {len(actions) + 1} ({cause})"
-            if isinstance(error, _PlannedTooLong):
-                problem = f"its plan is not complete at step {len(actions) + 1}"
-            raise BotFailed(problem) from error
+            raise BotFailed(f"it gives up at step {len(actions) + 1} ({cause})") from error
         images.append(seen["image"])
         directions.append(seen["direction"])
         actions.append(action)
@@ -106,10 +103,6 @@ def demonstrate(level: str, seed: int) -> Demonstration:
         np.array(directions, np.uint8),
         np.array(actions, np.uint8),
     )
-
-
-class _PlannedTooLong(Exception):
-    pass
 
 
 class _BoundedBot(BabyAIBot):
@@ -132,7 +125,7 @@ class _Stack(list):
     def __getitem__(self, place: Any) -> Any:
         self.n_looks += 1
         if self.n_looks > MOST_PLANNING:
-            raise _PlannedTooLong
+            raise TimeoutError("its plan is not complete")
         return super().__getitem__(place)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,8 +149,8 @@ def with_caption(
     """
     height, width, _ = picture.shape
     font = ImageFont.load_default(max(FONT_SIZE, FONT_SIZE * width // NARROW))
-    lines = [line for text in paragraphs for line in _lines(text, font, width - 2 * MARGIN)]
-    text = "\n".join(lines)
+    most = int((width - 2 * MARGIN) / font.getlength("n"))  # characters of a line
+    text = "\n".join(textwrap.fill(paragraph, most) for paragraph in paragraphs)
     draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     text_height = math.ceil(draw.multiline_textbbox((0, 0), text, font=font)[3])
     full_height = height + text_height + 2 * MARGIN + (BAR + 2 * MARGIN if shares else 0)
@@ -165,15 +166,3 @@ def with_caption(
         filled = BAR * max(0.0, share) / max(*shares, 1e-9)
         paper.rectangle((left, foot - filled, right, foot), INK)
     return frame
-
-
-def _lines(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """Return text broken into lines of at most ``width`` where words allow it."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines

@@ -18,6 +18,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -65,7 +66,7 @@ def _declare(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Build, verify or list tasks, and print a table."""
     from mttl.io.record import check
-    from mttl.tasks.building.build_gym import COLLECTIONS, check_task
+    from mttl.tasks.building.build_gym import check_task
     from mttl.tasks.building.hub import hub_in_reach
     from mttl.tasks.partition import SIDES, Partition
     from mttl.tasks.sampling import SAMPLES
@@ -77,7 +78,7 @@ def main(options: argparse.Namespace) -> int:
         raise TaskError(f"--raw: the folder '{raw}' does not exist")
     if name is not None and raw is None:
         raise TaskError(f"--collection {name}: name the folder of its downloaded copy with --raw")
-    listed = COLLECTIONS[name](raw) if name is not None and raw is not None else []
+    listed = resolve_name(f"mttl.tasks.building.{name}:tasks")(raw) if name is not None else []
     tasks = choose(options.tasks, options.partition, options.config, listed)
     if options.status:
         print_status(tasks, out, samples)
@@ -86,6 +87,7 @@ def main(options: argparse.Namespace) -> int:
         outcomes = [check_task(task, out, samples=samples) for task in tasks]
         print_outcomes(outcomes)
         return SUCCESS if all(o.status in ("verified", "built") for o in outcomes) else FAULT
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # those of workers would overlap
     names = [task.source.path for task in tasks if not task.source.unavailable]
     remote = raw is None and any(name and not Path(name).is_dir() for name in names)
     if remote and "HF_HUB_OFFLINE" not in os.environ and not hub_in_reach():

@@ -2,6 +2,8 @@
 
 import string
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 from mttl.io.errors import TaskError
@@ -117,19 +119,12 @@ def fragments(answer: Sequence[str], source: Sequence[str]) -> list[int]:
     while start < len(answer):
         longest = place = 0
         while place < len(source):
-            n = _common_start(answer, source, start, place)
+            n = sum(takewhile(bool, map(eq, answer[start:], source[place:])))
             longest = max(longest, n)
             place += max(n, 1)
         lengths.append(longest)
         start += max(longest, 1)
     return lengths
-
-
-def _common_start(answer: Sequence[str], source: Sequence[str], start: int, place: int) -> int:
-    most, n = min(len(answer) - start, len(source) - place), 0
-    while n < most and answer[start + n] == source[place + n]:
-        n += 1
-    return n
 
 
 def _dialogue_words(text: str) -> str:

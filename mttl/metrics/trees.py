@@ -5,6 +5,7 @@ counted from 1, and 0 is the root.
 """
 
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 
 
 def tree_text(heads: Sequence[int], relations: Sequence[str]) -> str:
@@ -42,17 +43,10 @@ def attachment_score(rows: Sequence[tuple[str, str]], *, labelled: bool) -> floa
 
 def find_cycle(heads: Sequence[int]) -> list[int]:
     """Return the words of a cycle of heads, or an empty list if every word leads to the root."""
-    walks = {0: 0}
-    for start in range(1, len(heads) + 1):
-        word = start
-        while word not in walks:
-            walks[word] = start
-            word = heads[word - 1]
-        if walks[word] == start:
-            cycle = [word]
-            while (word := heads[word - 1]) != cycle[0]:
-                cycle.append(word)
-            return cycle
+    try:
+        TopologicalSorter({word: [head] for word, head in enumerate(heads, 1)}).prepare()
+    except CycleError as error:
+        return error.args[1][1:]
     return []
 
 

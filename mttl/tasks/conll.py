@@ -8,6 +8,7 @@ Writers copy a file with other answers, which join the parts for each word by bl
 import codecs
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +159,12 @@ def _conllu(path: str | Path) -> Iterator[_Sentence]:
 
 def _sentences(path: str | Path, skipped: str) -> Iterator[list[tuple[int, str]]]:
     """Yield the numbered lines between blank lines, without lines that start with a text."""
-    lines = []
-    for number, line in enumerate(text_lines(Path(path)), 1):
-        if not line.strip(" \t\r\n") and lines:
+    numbered = enumerate(text_lines(Path(path)), 1)
+    for blank, group in groupby(numbered, lambda pair: not pair[1].strip(" \t\r\n")):
+        own = [(number, line.rstrip("\r\n")) for number, line in group]
+        lines = [(number, line) for number, line in own if not line.startswith(skipped)]
+        if lines and not blank:
             yield lines
-            lines = []
-        elif line.strip(" \t\r\n") and not line.startswith(skipped):
-            lines.append((number, line.rstrip("\r\n")))
-    if lines:
-        yield lines
 
 
 def _split(line: str) -> list[str]:

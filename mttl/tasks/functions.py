@@ -9,13 +9,12 @@ peculiarities, so that its published files are reproduced.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from mttl.tasks.filters import FieldError, shown
 from mttl.tasks.template import Record
-
-if TYPE_CHECKING:
-    from numpy.random import RandomState
 
 Rows = Iterator[tuple[int, Record]]
 Prepare = Callable[[Rows], Rows]
@@ -139,7 +138,7 @@ def ordered_pair(better: str, worse: str) -> Prepare:
     """Put two sentences in a random order; `good` is the position of the better one."""
 
     def prepare(rows: Rows) -> Rows:
-        random = _draws()
+        random = np.random.RandomState(_SEED)
         for number, record in rows:
             pair = record[better], record[worse]
             good = int(random.random_sample() <= 0.5)
@@ -150,7 +149,7 @@ def ordered_pair(better: str, worse: str) -> Prepare:
 
 def shuffled_answers(rows: Rows) -> Rows:
     """Put the four answers of SciQ in a random order."""
-    random = _draws()
+    random = np.random.RandomState(_SEED)
     names = ("distractor1", "distractor2", "distractor3", "correct_answer")
     for number, record in rows:
         answers = [record[name] for name in names]
@@ -193,12 +192,6 @@ def questions_with_answers(rows: Rows) -> Rows:
             question["right"].append(record["answer"])
     for number, question in questions.values():
         yield number, {**question, "right": question["right"] or ["NO ANSWER!"]}
-
-
-def _draws() -> "RandomState":
-    from numpy.random import RandomState  # slow to import
-
-    return RandomState(_SEED)
 
 
 def _whole(score: float) -> Record | None:

@@ -141,14 +141,6 @@ class Task:
     control: dict[Metric, Annotated[int, Field(ge=2)]] = field(default_factory=dict)
 
     @property
-    def reproducible(self) -> bool:
-        """True if the published files can be rebuilt exactly.
-
-        Distinct answers were published in the unknown order of a Python set.
-        """
-        return self.references != "distinct"
-
-    @property
     def ending(self) -> str:
         """File ending: TSV for CrossFit's tasks, as published, otherwise JSON Lines."""
         return TSV if self.name in published_sums() else JSON_LINES

@@ -57,7 +57,7 @@ def test_table_equals_the_facts():
         assert (source.test or source.train) == row["test_split"], task.name
         assert row["holdout"] == in_words(source.holdout, source.test_share), task.name
         assert (task.references == "one") == (row["references"].split(":")[0] == "one"), task.name
-        assert task.reproducible != ("Python set" in row["references"]), task.name
+        assert (task.references == "distinct") == ("Python set" in row["references"]), task.name
         assert (task.cleaning is not None) == ("whole input" in row["cleaning"]), task.name
 
 

@@ -123,7 +123,7 @@ def hub_records(source: Source, split: str) -> Iterator[Record]:
 def _load(source: Source, name: str, revision: str | None, split: str) -> Iterator[Record]:
     import datasets
 
-    with _explained(name), _no_bars():
+    with _explained(name):
         if revision == PARQUET:
             # Files are loaded directly, because the data set itself would run its script.
             folder = f"hf://datasets/{name}@{quote(PARQUET, safe='')}"
@@ -144,20 +144,6 @@ def _read(data: Any, name: str) -> Iterator[Record]:
         for columns in data.iter(1000):
             for values in zip(*columns.values(), strict=True):
                 yield dict(zip(columns, values, strict=True))
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Disable the library's progress bars, which would overlap in several processes."""
-    import datasets
-
-    disabled = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not disabled:
-            datasets.enable_progress_bars()
 
 
 @contextmanager

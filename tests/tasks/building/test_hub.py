@@ -70,7 +70,6 @@ def test_a_connection_that_breaks_while_records_are_read(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Breaking())
     found = hub_records(source("x", revision=PARQUET), "train")
-    assert not datasets.are_progress_bars_disabled()  # afterwards: others may want theirs
     assert next(found) == {"text": "a"}
     with pytest.raises(UnavailableError, match="the hub is unreachable, or HF_HUB_OFFLINE is set"):
         next(found)
