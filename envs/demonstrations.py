@@ -160,9 +160,18 @@ def record_demonstrations(
         for level in levels:
             seeds = (slot_seed(seed, level, number) for number in count())
             attempts = _attempts(level, seeds, workers)
-            for n, demonstration in enumerate(_successes(level, attempts, n_episodes), 1):
-                record.append(demonstration)
-                progress(level, n)
+            n = n_failures = 0
+            while n < n_episodes:
+                found = next(attempts)
+                if isinstance(found, Demonstration):
+                    n, n_failures = n + 1, 0
+                    record.append(found)
+                    progress(level, n)
+                elif (n_failures := n_failures + 1) == MOST_FAILURES:
+                    raise LevelError(
+                        f"minigrid's bot cannot play level '{level}': it failed {n_failures} times "
+                        f"in a row, most recently: {found}; leave the level out."
+                    )
     finally:
         close_workers(workers)
     return record
@@ -191,24 +200,6 @@ def _attempts(
         for worker in workers:
             yield worker.answer()
             worker.ask(level, next(seeds))
-
-
-def _successes(
-    level: str, attempts: Iterator[Demonstration | str], n_episodes: int
-) -> Iterator[Demonstration]:
-    n_failures = 0
-    while n_episodes:
-        found = next(attempts)
-        if isinstance(found, Demonstration):
-            n_episodes, n_failures = n_episodes - 1, 0
-            yield found
-            continue
-        n_failures += 1
-        if n_failures == MOST_FAILURES:
-            raise LevelError(
-                f"minigrid's bot cannot play level '{level}': it failed {n_failures} times in a "
-                f"row, most recently: {found}; leave the level out."
-            )
 
 
 def save_demonstrations(demonstrations: Sequence[Demonstration], path: str | Path) -> None:

@@ -18,7 +18,7 @@ from mttl.config.worlds import WORLDS, world_of
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, nearest
 from mttl.io.files import shipped_folder
-from mttl.io.reading import read_text
+from mttl.io.reading import read_text, shown
 from mttl.plugins.describe import notes_of
 
 Tree = dict[str, Any]
@@ -181,13 +181,13 @@ def _read(path: Path) -> Tree:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must contain sections with settings, not {_kind_of(tree)}")
+        raise ConfigError(f"{path}: must contain sections with settings, not {shown(tree)}")
     if isinstance(tree.get("skills"), list):
         tree = tree | {"skills": {"kind": "several", "kinds": tree["skills"]}}
     for section, settings in tree.items():
         if not isinstance(settings, dict):
             raise ConfigError(
-                f"{path}: section '{section}' must contain settings, not {_kind_of(settings)}"
+                f"{path}: section '{section}' must contain settings, not {shown(settings)}"
             )
     return tree
 
@@ -304,9 +304,3 @@ def _override(tree: Tree, text: str, sources: Sources) -> Tree:
         raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
     parsed = yaml12.parse_at(f"{COMMAND_LINE} {text}", value, ConfigError)
     return with_value(tree, key, parsed, COMMAND_LINE, sources)
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, list):
-        return "a list"
-    return "nothing" if value is None else f"'{value}'"

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mttl.config.data_schema import Data
@@ -37,7 +37,9 @@ def gym_folder(config: Config, samples: Sequence[int] | None = None) -> Path:
     data = config.data
     if data.dir is not None:
         return resolve_folder(data.dir)
-    prints = [fingerprint(task, _files(task, data)) for task in _custom_tasks(data).values()]
+    prints = [
+        fingerprint(task, _files(task, data)) for task in load_tasks(str(data.tasks)).values()
+    ]
     key = hashlib.sha256(repr((prints, samples or data.samples)).encode()).hexdigest()[:16]
     return cache_folder(config) / f"tasks-{key}"
 
@@ -52,7 +54,7 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
     if data.dir is None and not folder.exists():
         with locked(folder.with_suffix(".lock")):
             if not folder.exists():
-                tasks = _custom_tasks(data)
+                tasks = load_tasks(str(data.tasks))
                 with new_folder(folder) as making:
                     for task in tasks.values():
                         (making / task.name).mkdir()
@@ -66,11 +68,6 @@ def training_tasks(config: Config) -> tuple[Gym, list[str]]:
     """Return the gym and its training tasks."""
     gym = open_gym(config)
     return gym, select_tasks(partition_of(config.data, gym).train, gym, config.data.skip_missing)
-
-
-def _custom_tasks(data: Data) -> Mapping[str, Task]:
-    assert data.tasks is not None  # the schema requires it without `dir`
-    return load_tasks(data.tasks)
 
 
 def _files(task: Task, data: Data) -> list[Path]:
@@ -97,7 +94,7 @@ def partition_of(data: Data, gym: Gym) -> Partition:
         return Partition.read(find_file(data.partition, setting="data.partition"))
     if data.tasks is None:
         return check(Partition, {"train": gym.tasks()}, f"'{gym.directory}'", TaskError)
-    tasks = _custom_tasks(data).values()
+    tasks = load_tasks(str(data.tasks)).values()
     sides = {side: [task.name for task in tasks if task.side == side] for side in SIDES}
     if not sides["train"]:
         raise TaskError(

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from mttl.io.errors import CheckpointError, require_one_of
+from mttl.io.errors import CheckpointError
 
 
 class TaskBatchSampler(Sampler[list[int]]):
@@ -70,7 +70,6 @@ class TaskBatchSampler(Sampler[list[int]]):
         self.tasks, sizes = np.unique(ids, return_counts=True)
         self.rows_of_task = [np.flatnonzero(ids == task) for task in self.tasks]
         exponents = {"uniform": math.inf, "temperature": temperature, "homogeneous": 1.0}
-        require_one_of(("proportional", *exponents), kind=kind)
         self.probabilities = (
             None if kind == "proportional" else task_probabilities(sizes, exponents[kind])
         )

@@ -1,7 +1,6 @@
 """Metrics of answers as torchmetrics metrics, exact across processes."""
 
 import inspect
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -30,29 +29,26 @@ from mttl.plugins import classes as plugins
 from mttl.plugins.classes import find_class, make
 from mttl.plugins.describe import described
 from mttl.plugins.parts import PARTS
+from mttl.runtime.processes import gathered
 
 
 class TextMetric(Metric):
     """A score of rows between -1 and 1; NaN without rows.
 
-    The state of a row is JSON in bytes, which is gathered exactly, independent of the model's
-    precision.
+    The states of rows are gathered as objects, independent of the model's precision.
     """
 
     full_state_update = False
     higher_is_better = True
     reads_references = True
-    kept: Any
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("kept", [], dist_reduce_fx="cat")
-        # A process may have no row of a task; the result is NaN, without a warning.
-        self._update_count = 1
+        self.reset()
 
     @abstractmethod
     def row(self, prediction: str, accepted: Sequence[str]) -> Any:
-        """Return the state of an answer and its accepted ones, as JSON."""
+        """Return the state of an answer and its accepted ones."""
 
     @abstractmethod
     def score(self, rows: Sequence[Any]) -> float:
@@ -61,30 +57,18 @@ class TextMetric(Metric):
     def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         """Add predictions, and the accepted answers of each."""
         pairs = zip(predictions, references, strict=True)
-        lines = "".join(json.dumps(self.row(*pair)) + "\n" for pair in pairs)
-        if lines:
-            added = torch.frombuffer(bytearray(lines.encode()), dtype=torch.uint8)
-            self.kept.append(added.to(self.device))
+        self._rows += [self.row(*pair) for pair in pairs]
 
     def compute(self) -> Float64[Tensor, ""]:
-        """Return the score on the CPU, because not every device supports float64."""
-        kept = self.kept
-        if not isinstance(kept, Tensor):
-            kept = torch.cat([self._empty(), *kept])
-        rows = [json.loads(line) for line in kept.cpu().numpy().tobytes().splitlines()]
+        """Return the score of all processes on the CPU; not every device supports float64."""
+        rows = [row for own in gathered(self._rows) for row in own]
         return torch.tensor(self.score(rows) if rows else math.nan, dtype=torch.float64)
-
-    def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Gather the rows of all processes; processes without rows take part."""
-        self.kept = self.kept or [self._empty()]
-        super().sync(*args, **kwargs)
 
     def reset(self) -> None:
         super().reset()
+        self._rows: list[Any] = []
+        # A process may have no row of a task; the result is NaN, without a warning.
         self._update_count = 1
-
-    def _empty(self) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self.device)
 
 
 class MeanComparison(TextMetric):

@@ -110,14 +110,6 @@ def quarel_answer(record: Record) -> Record:
     return {"answer": answer.removesuffix("or ").strip()}
 
 
-def stars(record: Record) -> Record:
-    """Return the number of stars of a label counted from 0."""
-    label = record["label"]
-    if label not in range(5):
-        raise FieldError(f"the field 'label' is {shown(label)}; it must be a number from 0 to 4")
-    return {"stars": label + 1}
-
-
 def wiki_table(record: Record) -> Record | None:
     """Format a table as ``header: content [n] `` per row."""
     table = record["input_text"]["table"]
@@ -217,7 +209,6 @@ _OF_ONE_RECORD: dict[str, Callable[[Any], Record | None]] = {
     },
     "quarel_answer": quarel_answer,
     "scicite_citation": lambda row: {"citation": row["string"][row["citeStart"] : row["citeEnd"]]},
-    "stars": stars,
     # Queries with a clear majority of raters.
     "well_formed": lambda row: (
         None if 0.4 <= row["rating"] <= 0.6 else {"label": int(row["rating"] > 0.6)}

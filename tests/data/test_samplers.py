@@ -124,11 +124,6 @@ def test_temperature_moves_from_proportional_to_uniform():
     assert task_probabilities(sizes, 0.001) == pytest.approx([1.0, 0.0, 0.0])
 
 
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=r"kind \('even'\) must be one of proportional, uniform"):
-        build("even", [0, 1])
-
-
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 5), st.integers(1, 4))
 def test_evaluation_deals_every_row_once(lengths, batch_size, world):
     shares = [
