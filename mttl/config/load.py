@@ -1,7 +1,5 @@
 """Load configurations: find, merge, override and validate YAML files."""
 
-import csv
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ from mttl.config.worlds import WORLDS, world_of
 from mttl.io import yaml12
 from mttl.io.errors import ConfigError, nearest
 from mttl.io.files import shipped_folder
-from mttl.io.reading import read_text, shown
+from mttl.io.reading import read_table, read_text, shown
 from mttl.plugins.describe import notes_of
 
 Tree = dict[str, Any]
@@ -217,11 +215,11 @@ def _with_prefix(config: Config) -> Config:
 def _shares(matrix: str) -> list[tuple[float, ...]]:
     """Return the normalised rows of an expert router's matrix; none if it is malformed."""
     try:
-        lines = csv.reader(io.StringIO(read_text(find_file(matrix), ConfigError), newline=""))
-        rows = [[float(weight) for weight in cells] for _, *cells in list(lines)[1:]]
+        table = read_table(find_file(matrix), ConfigError)
+        rows = [[float(weight) for weight in list(row.values())[1:]] for row in table]
         # Normalised rows of equal weights may differ by rounding.
         return [tuple(round(weight / sum(row), 9) for weight in row) for row in rows]
-    except (ConfigError, ValueError, csv.Error, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError):
         return []  # reported when the matrix is read
 
 

@@ -139,11 +139,6 @@ class OptionScorer:
         }
         return cls(texts, ids, encoder, per_token)
 
-    @property
-    def pad_id(self) -> int:
-        """Padding id."""
-        return pad_id_of(self.encoder.tokenizer)
-
     def of_row(self, task_id: int, own: Any) -> tuple[Sequence[str], Sequence[Ids]]:
         """Return the options of a row as texts and as ids: those of its task, or its own.
 
@@ -181,7 +176,7 @@ class OptionScorer:
             task_ids[rows],
             [inputs["input_ids"][row][real[row]].tolist() for row in rows],
             [ids for _, ids in found.values()],
-            pad_id=self.pad_id,
+            pad_id=pad_id_of(self.encoder.tokenizer),
             per_token=self.per_token,
         )
         return {
@@ -240,9 +235,8 @@ class OptionTraining:
                     "options"
                 )
             right.append([*own].index(answer))
-        losses, counted = option_losses(
-            model, batch["task_ids"], prompts, options, pad_id=self.option_scorer.pad_id
-        )
+        pad_id = pad_id_of(self.option_scorer.encoder.tokenizer)
+        losses, counted = option_losses(model, batch["task_ids"], prompts, options, pad_id=pad_id)
         places = torch.tensor(right, device=losses.device)
         return {
             name: weight * loss(losses, counted, places)

@@ -5,7 +5,6 @@
 Writers copy a file with other answers, which join the parts for each word by blanks.
 """
 
-import codecs
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -240,9 +239,7 @@ def _write(
             problem = f"{shown(answer)} must have one {form} for each of {len(sentence)} words"
             raise TaskError(f"{source}, line {sentence[0][0]}: the answer {problem}")
         changed |= {number: part for (number, _), part in zip(sentence, parts, strict=True)}
-    with Path(source).open("rb") as file:
-        encoding = "utf-8-sig" if file.read(3) == codecs.BOM_UTF8 else "utf-8"
-    with atomic_path(target) as part, part.open("w", encoding=encoding, newline="") as file:
+    with atomic_path(target) as part, part.open("w", encoding="utf-8", newline="") as file:
         for number, line in enumerate(text_lines(Path(source)), 1):
             if number in changed:
                 body = line.rstrip("\r\n")

@@ -81,18 +81,6 @@ class EpisodeLog:
             getattr(self, name)[:] = values
 
 
-def smooth(rates: Float[np.ndarray, "R T"], rows: int) -> Float[np.ndarray, "R T"]:
-    """Return the centred rolling mean over ``rows`` rows, ``rows // 2`` of them before each.
-
-    Rows are NaN if their window is incomplete or contains NaN.
-    """
-    smoothed = np.full(rates.shape, np.nan)
-    if rows <= len(rates):
-        windows = np.lib.stride_tricks.sliding_window_view(rates, rows, axis=0)
-        smoothed[rows // 2 : rows // 2 + len(windows)] = windows.mean(-1)
-    return smoothed
-
-
 def episodes_to(
     episodes: Int[np.ndarray, "R"],
     rates: Float[np.ndarray, "R T"],
@@ -106,11 +94,15 @@ def episodes_to(
         episodes: Number of finished episodes of all levels at each row of the log.
         rates: Success rate of each level at each row, over its last episodes.
         threshold: Success rate to reach.
-        smoothing: Number of rows of the centred rolling mean; 1 means no smoothing.
+        smoothing: Number of rows of the centred rolling mean; 1 means no smoothing. Incomplete
+            windows do not count.
 
     References:
         Hui, Chevalier-Boisvert, Bahdanau and Bengio, *BabyAI 1.1*, 2020, arXiv:2007.12770 (the
         measure). Ponti, Sordoni, Bengio and Reddy, arXiv:2202.13914, table 3 (across levels).
     """
-    holds = smooth(rates, smoothing).mean(-1) >= threshold - ROUNDING
-    return int(episodes[np.argmax(holds)]) if holds.any() else None
+    if len(rates) < smoothing:
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(rates.mean(-1), smoothing)
+    holds = windows.mean(-1) >= threshold - ROUNDING  # NaN does not
+    return int(episodes[smoothing // 2 + np.argmax(holds)]) if holds.any() else None
