@@ -56,7 +56,6 @@ class Policy(nn.Module):
         instruction_size: int = 128,
         word_size: int = 128,
         hidden_size: int = 64,
-        n_actions: int = N_ACTIONS,
         n_film: int = 2,
         norm: str = "group",
         init: str = "kaiming",
@@ -72,7 +71,7 @@ class Policy(nn.Module):
         self.instruction = MaskedGRU(word_size, instruction_size)
         self.films = nn.ModuleList(FiLM(n_channels, instruction_size, norm) for _ in range(n_film))
         self.memory = LSTMCell(n_channels, memory_size)
-        self.actor = _head(memory_size, hidden_size, n_actions)
+        self.actor = _head(memory_size, hidden_size, N_ACTIONS)
         self.critic = _head(memory_size, hidden_size, 1)
         if init == "babyai":
             self.apply(_unit_rows)

@@ -15,7 +15,7 @@ messages.
 import datetime
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -28,7 +28,7 @@ from mttl.tasks.dialogue import Dialogue
 
 # Placeholders that do not occur in templates.
 _QUESTION, _ANSWER, _SYSTEM = "QuestionOfTheUser", "AnswerToTheUser", "TextOfTheSystem"
-_MOST_FRAMES = 1000
+_MOST_FRAMES = 1000  # dialogues have a frame each
 _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.template: plain"
 
 
@@ -55,7 +55,7 @@ class ChatEncoder(TextEncoder):
                 f"chat template. {_ADVICE}"
             )
         self.leading_space, self._date = "", date
-        self._frames: dict[tuple[str | None, Turns], tuple[Frame, str]] = {}
+        self._framed = lru_cache(_MOST_FRAMES)(self._frame)
         self._answered = frame = self.frame(system)
         self.user_text = UserText(tokenizer, "".join(frame))
         self._answer_ends = self._template_ids(frame.lead), self._template_ids(frame.end)
@@ -158,21 +158,16 @@ class ChatEncoder(TextEncoder):
         """
         return self._framed(system, turns)[0]
 
-    def _framed(self, system: str | None, turns: Turns) -> tuple[Frame, str]:
+    def _frame(self, system: str | None, turns: Turns) -> tuple[Frame, str]:
         """Return a frame, and its beginning with placeholders if it has texts."""
-        found = self._frames.get((system, turns))
-        if found is None:
-            frame = self._rendered(system, turns)
-            head = frame.head  # with placeholders for the texts
-            if system is not None or turns:
-                places = tuple(map(_places_in, range(len(turns))))
-                marked = self._rendered(None if system is None else _SYSTEM, places)
-                if frame == marked._replace(head=_filled(marked.head, system, turns)):
-                    head = marked.head
-            if len(self._frames) >= _MOST_FRAMES:  # dialogues have a frame each
-                self._frames.clear()
-            found = self._frames[system, turns] = frame, head
-        return found
+        frame = self._rendered(system, turns)
+        head = frame.head  # with placeholders for the texts
+        if system is not None or turns:
+            places = tuple(map(_places_in, range(len(turns))))
+            marked = self._rendered(None if system is None else _SYSTEM, places)
+            if frame == marked._replace(head=_filled(marked.head, system, turns)):
+                head = marked.head
+        return frame, head
 
     def _rendered(self, system: str | None, turns: Turns = ()) -> Frame:
         asked = [] if system is None else [{"role": "system", "content": system}]

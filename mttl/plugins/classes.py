@@ -225,7 +225,12 @@ def _import(name: str) -> ModuleType:
             f"in the configuration, or add --trust FOLDER/{Path(name)}"
         )
     try:
-        return _run_file(path) if is_file else importlib.import_module(name)
+        if not is_file:
+            return importlib.import_module(name)
+        spec: Any = importlib.util.spec_from_file_location(str(path), path)
+        module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
     except (Exception, SystemExit) as error:
         sys.modules.pop(str(path), None)
         parents = [name.rsplit(".", n)[0] for n in range(name.count(".") + 1)]
@@ -236,13 +241,6 @@ def _import(name: str) -> ModuleType:
                 "./my_router.py:MyRouter"
             ) from error
         raise PluginError(f"'{name}' cannot be imported: {describe_error(error)}") from error
-
-
-def _run_file(path: Path) -> ModuleType:
-    spec: Any = importlib.util.spec_from_file_location(str(path), path)
-    module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _check(family: Family, name: str, found: Any) -> None:
