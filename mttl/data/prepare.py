@@ -94,21 +94,25 @@ def prepare(
 
     build = partial(_build, sources, prefix_of, encoder, max_rows, heads)
     if cache_dir is None:
-        return _with_log(in_memory(build, COLUMNS))
-    settings = {
-        "format": FORMAT_VERSION,
-        "tokenizer": tokenizer_identity(tokenizer),
-        "tasks": list(tasks),
-        "files": [(task, sample, file.digest) for task, sample, file in sources],
-        "decoder_only": decoder_only,
-        "max_rows": max_rows,
-        "form": form.model_dump(mode="json"),
-    }
-    if form.template == "chat":  # the template's text, which may contain the date
-        settings["frames"] = [encoder.frame(*prefix[1:3]) for prefix in prompt_prefixes]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    key = f"{split.replace('+', '-')}-{digest[:24]}"
-    return _with_log(cached(build, COLUMNS, key, cache_dir))
+        found = in_memory(build, COLUMNS)
+    else:
+        settings = {
+            "format": FORMAT_VERSION,
+            "tokenizer": tokenizer_identity(tokenizer),
+            "tasks": list(tasks),
+            "files": [(task, sample, file.digest) for task, sample, file in sources],
+            "decoder_only": decoder_only,
+            "max_rows": max_rows,
+            "form": form.model_dump(mode="json"),
+        }
+        if form.template == "chat":  # the template's text, which may contain the date
+            settings["frames"] = [encoder.frame(*prefix[1:3]) for prefix in prompt_prefixes]
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        key = f"{split.replace('+', '-')}-{digest[:24]}"
+        found = cached(build, COLUMNS, key, cache_dir)
+    if found.info.description:
+        _log.info("%s", found.info.description)
+    return found
 
 
 def row_encoder(form: PromptForm, tokenizer: PreTrainedTokenizerBase, *, decoder_only: bool) -> Any:
@@ -211,9 +215,3 @@ def _build(
         for what, (setting, cut), end in cuts
         if cut
     )
-
-
-def _with_log(rows: Dataset) -> Dataset:
-    if rows.info.description:
-        _log.info("%s", rows.info.description)
-    return rows

@@ -1,7 +1,7 @@
 """Metrics of answers by an encoder or a classifier of transformers in a local folder."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +48,7 @@ class BertScore(KnowledgeMetric):
             raise ValueError(f"layer ({layer}) must be from {-n_layers} to {n_layers}")
         self.layer = layer
         self.reads_references = against == "references"
-        self._judge = LocalModel(model, partial(load_model, AutoModel))
+        self._judge = cache(partial(load_model, AutoModel, model))  # at its first use
 
     def texts(
         self, references: Sequence[Sequence[str]], rows: Sequence[Mapping[str, Any]]
@@ -58,7 +58,7 @@ class BertScore(KnowledgeMetric):
 
     def compare(self, answer: str, reference: str) -> float:
         # One pair at a time: torchmetrics 1.9 sorts texts by length, and restores the wrong order.
-        model, tokenizer, lengths = self._judge.loaded
+        model, tokenizer, lengths = self._judge()
         given = {"model": model, "user_tokenizer": tokenizer, "device": model.device, **lengths}
         found: Any = bert_score([answer], [reference], num_layers=self.layer, **given)
         return min(float(found["f1"]), 1.0)  # rounding may exceed 1
@@ -81,12 +81,10 @@ class Critic(KnowledgeMetric):
         labels = local_config("model", model, "a sequence classifier").id2label.values()
         if label not in labels:
             raise ValueError(f"label ('{label}') must be one of {', '.join(labels)}")
-        self.label, self._judge = label, LocalModel(model, load_classifier)
+        self.label, self._judge = label, cache(partial(load_classifier, model))
 
     def compare(self, answer: str, reference: str) -> float:
-        classify, lengths = self._judge.loaded
-        found = classify({"text": reference, "text_pair": answer}, **lengths)
-        return float(found["label"] == self.label)
+        return float(self._judge()(reference, answer) == self.label)
 
 
 class InversePerplexity(TokenProbability):
@@ -104,10 +102,10 @@ class InversePerplexity(TokenProbability):
     def __init__(self, *, model: str) -> None:
         super().__init__()
         local_config("model", model, "a causal language model", seq2seq=False)
-        self._judge = LocalModel(model, partial(load_model, AutoModelForCausalLM))
+        self._judge = cache(partial(load_model, AutoModelForCausalLM, model))
 
     def row(self, prediction: str, accepted: Sequence[str]) -> tuple[float, int]:
-        model, tokenizer, lengths = self._judge.loaded
+        model, tokenizer, lengths = self._judge()
         ids = tokenizer(prediction.strip(), **lengths)["input_ids"]
         start = tokenizer.bos_token_id
         if start is not None and ids[:1] != [start]:
@@ -117,18 +115,6 @@ class InversePerplexity(TokenProbability):
         given = torch.tensor([ids], device=model.device)
         with torch.no_grad():
             return float(model(given, labels=given).loss) * (len(ids) - 1), len(ids) - 1
-
-
-class LocalModel:
-    """A model in a folder, loaded at its first use; it is no part of a metric's state."""
-
-    def __init__(self, folder: str, load: Callable[[str], Any]) -> None:
-        self.folder, self._load = folder, load
-
-    @cached_property
-    def loaded(self) -> Any:
-        """What the function to load it returns."""
-        return self._load(self.folder)
 
 
 def local_config(setting: str, folder: str, what: str, *, seq2seq: bool = True) -> Any:
@@ -154,11 +140,12 @@ def load_model(kind: Any, folder: str) -> tuple[Any, Any, dict[str, Any]]:
     return model, tokenizer, limits(tokenizer, model.config)
 
 
-def load_classifier(folder: str) -> tuple[Any, dict[str, Any]]:
-    """Return a pipeline that classifies pairs, and settings for its lengths."""
+def load_classifier(folder: str) -> Callable[[str, str], str]:
+    """Return a function from two texts to the label of a classifier."""
     with quiet_loading():
         found: Any = pipeline("text-classification", model=folder, device=current_device())
-    return found, limits(found.tokenizer, found.model.config)
+    lengths = limits(found.tokenizer, found.model.config)
+    return lambda text, pair: found({"text": text, "text_pair": pair}, **lengths)["label"]
 
 
 def current_device() -> torch.device:

@@ -4,7 +4,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM
 
 from mttl.metrics.answer_scores import normalise, plain_words, word_f1
 from mttl.metrics.grounding import KnowledgeMetric
-from mttl.metrics.judges import LocalModel, load_classifier, load_model, local_config
+from mttl.metrics.judges import load_classifier, load_model, local_config
 from mttl.plugins.classes import ANSWERS, QUESTIONS, Family, find_class, make
 
 _N_QUESTIONS = 5  # beams and questions of a candidate, as in the published code
@@ -48,14 +48,14 @@ class Answers(ABC):
         """Return the answer that a text gives, empty if there is none."""
 
 
-class GeneratedQuestions(LocalModel, Questions):
+class GeneratedQuestions(Questions):
     """Questions by beam search of a sequence-to-sequence model in a local folder."""
 
     def __init__(self, folder: str) -> None:
-        super().__init__(folder, partial(load_model, AutoModelForSeq2SeqLM))
+        self._load = cache(partial(load_model, AutoModelForSeq2SeqLM, folder))
 
     def ask(self, candidate: str, text: str) -> Sequence[str]:
-        model, tokenizer, lengths = self.loaded
+        model, tokenizer, lengths = self._load()
         asked = tokenizer(f"answer: {candidate}  context: {text}", return_tensors="pt", **lengths)
         n: dict[str, Any] = {"num_beams": _N_QUESTIONS, "num_return_sequences": _N_QUESTIONS}
         n |= {"no_repeat_ngram_size": 3, "max_length": 128, "early_stopping": True}
@@ -65,14 +65,14 @@ class GeneratedQuestions(LocalModel, Questions):
         return [text.replace("question: ", "", 1) for text in texts]
 
 
-class ExtractedAnswers(LocalModel, Answers):
+class ExtractedAnswers(Answers):
     """Answers from the likeliest start to the likeliest end by a model in a local folder."""
 
     def __init__(self, folder: str) -> None:
-        super().__init__(folder, partial(load_model, AutoModelForQuestionAnswering))
+        self._load = cache(partial(load_model, AutoModelForQuestionAnswering, folder))
 
     def answer(self, question: str, text: str) -> str:
-        model, tokenizer, lengths = self.loaded
+        model, tokenizer, lengths = self._load()
         asked = tokenizer(question, text, return_tensors="pt", **lengths).to(model.device)
         with torch.no_grad():
             found = model(**asked)
@@ -109,7 +109,7 @@ class Q2(KnowledgeMetric):
             labels = local_config("nli", nli, "a sequence classifier").id2label.values()
             if lacking := _RELATIONS.keys() - {str(label).lower() for label in labels}:
                 raise ValueError(f"nli ('{nli}') must have the labels {', '.join(sorted(lacking))}")
-        self._nli = LocalModel(nli, load_classifier) if nli else None
+        self._nli = cache(partial(load_classifier, nli)) if nli else None
 
     def compare(self, answer: str, reference: str) -> float:
         candidates = {one.lower(): one for one in self._questions.candidates(answer)}
@@ -139,8 +139,7 @@ class Q2(KnowledgeMetric):
 
     def _relation(self, premise: str, hypothesis: str) -> str:
         assert self._nli is not None
-        classify, lengths = self._nli.loaded
-        return classify({"text": premise, "text_pair": hypothesis}, **lengths)["label"].lower()
+        return self._nli()(premise, hypothesis).lower()
 
 
 def _part(family: Family, name: str, of_folder: type[Any]) -> Any:

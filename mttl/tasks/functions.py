@@ -102,12 +102,10 @@ def math_options(record: Record) -> Record | None:
 
 def quarel_answer(record: Record) -> Record:
     """Return the right answer from a question with both, after ``(A)`` and ``(B)``."""
-    question, index = record["question"], record["answer_index"]
-    if index not in (0, 1):
-        raise FieldError(f"the field 'answer_index' is {shown(index)}; it must be 0 or 1")
+    question = record["question"]
     start_a, start_b = question.index("(A)"), question.index("(B)")
-    answer = question[start_a + 4 : start_b] if index == 0 else question[start_b + 4 :]
-    return {"answer": answer.removesuffix("or ").strip()}
+    answers = question[start_a + 4 : start_b], question[start_b + 4 :]
+    return {"answer": answers[record["answer_index"]].removesuffix("or ").strip()}
 
 
 def wiki_table(record: Record) -> Record | None:

@@ -35,5 +35,5 @@ def part(items: Sequence[Any], split: str) -> Sequence[Any]:
     """
     n_test = min(MOST_HELD_OUT, len(items) // 2)
     n_dev = min(MOST_HELD_OUT, (len(items) - n_test) // 2)
-    bounds = {"test": (0, n_test), "dev": (n_test, n_test + n_dev), "train": (n_test + n_dev, None)}
-    return items[slice(*bounds[split])]
+    held_out, rest = items[: n_test + n_dev], items[n_test + n_dev :]
+    return {"test": held_out[:n_test], "dev": held_out[n_test:], "train": rest}[split]

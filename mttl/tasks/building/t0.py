@@ -44,11 +44,8 @@ _SEPARATOR, _PROTECTED = "|||", "3ed2dface8203c4c9dfb1a5dc58e41e0"
 _PARTS = {"train": "train", "dev": "dev", "test": "test"}
 _Template = tuple[str, str | None, bool | None]  # Jinja, that of choices, of the original task
 _Templates = Mapping[str, _Template]
-# Of the rows of P3.
-_PUBLISHED = (
-    "{{inputs_pretokenized}} ||| {{targets_pretokenized}}",
-    "{{answer_choices|join('|||')}}",
-)
+_PUBLISHED = "{{inputs_pretokenized}} ||| {{targets_pretokenized}}"  # of the rows of P3
+_PUBLISHED_CHOICES = "{{answer_choices | join('|||')}}"
 
 
 def tasks(raw: Path) -> list[CollectedTask]:
@@ -125,7 +122,7 @@ def _rows(
     side, mark, turn = split.partition("_")  # the rounds of ANLI are tasks of P3
     folder = raw / f"{name}{mark}{turn}"
     if found := sorted(folder.glob(f"{side}[-.]*")):
-        jinja, choices = _PUBLISHED[0], choices and _PUBLISHED[1]
+        jinja, choices = _PUBLISHED, choices and _PUBLISHED_CHOICES
     else:
         with raised_as(UnavailableError, f"'{folder}' has no rows of {side}", UnavailableError):
             found = [raw_file(source, split, raw)]
