@@ -37,21 +37,11 @@ def normalise_some(text: str) -> str:
     return normalise(text) or " ".join((bare.strip() or text.lower()).split())
 
 
-def same_ignoring_case(prediction: str, reference: str) -> float:
-    """Return 1 if both are equal except for case, else 0."""
-    return float(prediction.lower() == reference.lower())
-
-
 def exact_match(
     prediction: str, reference: str, normalise: Callable[[str], str] = normalise
 ) -> float:
     """Return 1 if both are equal after normalisation, else 0."""
     return float(normalise(prediction) == normalise(reference))
-
-
-def same_text(prediction: str, reference: str) -> float:
-    """Return 1 if both are equal as written, else 0."""
-    return float(prediction == reference)
 
 
 def same_json(prediction: str, reference: str) -> float:
@@ -138,7 +128,7 @@ def rouge_f(prediction: str, reference: str) -> float:
     """
     predicted, expected = plain_words(prediction), plain_words(reference)
     if not predicted or not expected:
-        return same_text(prediction, reference)
+        return float(prediction == reference)
     return 2 * common_length(expected, predicted) / (len(predicted) + len(expected))
 
 

@@ -17,13 +17,13 @@ from mttl.plugins.parts import PARTS
 TEXT_METRIC = "token-probability"
 # The score of an answer and an accepted one …
 COMPARISONS: dict[str, Callable[[str, str], float]] = {
-    "exact": scores.same_text,
-    "accuracy": scores.same_text,
+    "exact": partial(scores.exact_match, normalise=str),
+    "accuracy": partial(scores.exact_match, normalise=str),
     "json": scores.same_json,
     "regex": scores.matches,
     "f1": partial(scores.word_f1, normalise=str),
     "rouge": scores.rouge_f,
-    "ACC": scores.same_ignoring_case,
+    "ACC": partial(scores.exact_match, normalise=str.lower),
     "EM": scores.exact_match,
     "QA-F1": scores.word_f1,
     "Rouge-L": scores.rouge_l,

@@ -75,7 +75,7 @@ def test_smoothing_is_the_centred_rolling_mean_of_pandas(n_rows, window, missing
     generator = np.random.default_rng(seed)
     rates = generator.random((n_rows, 3))
     rates[generator.random((n_rows, 3)) < missing] = np.nan
-    means = pandas.DataFrame(rates).rolling(window, center=True).mean().mean(1, skipna=False)
+    means = pandas.DataFrame(rates).rolling(window, center=True).mean().mean(axis=1, skipna=False)
     expected = next((row for row, mean in enumerate(means) if mean >= 0.5), None)
     found = episodes_to(np.arange(n_rows), rates, threshold=0.5, smoothing=window)
     assert found == expected
