@@ -126,8 +126,11 @@ class LocalVectorEnv(VectorEnv):
         This is sufficient, since environments are deterministic after the start of an episode. The
         state does not depend on the number of worker processes.
         """
-        places = [[(level, n) for n in range(self.n_slots)] for level in range(len(self.levels))]
-        return {**self._numbers, "slots": [[*map(self._saved, row)] for row in places]}
+        slots: list[list[dict[str, Any]]] = [[] for _ in self.levels]
+        for place, game in self._games.items():
+            saved = {"episode": game.episode, "start": game.start, "actions": game.actions}
+            slots[place[0]].append(saved | {"seen": self._digest(place)})
+        return {**self._numbers, "slots": slots}
 
     def load_state(self, state: dict[str, Any]) -> Observation:
         """Restore a state by replaying the actions of its episodes.
@@ -156,11 +159,6 @@ class LocalVectorEnv(VectorEnv):
                     "the run started, or start a new run"
                 )
         return observation_of(self._slots)
-
-    def _saved(self, place: Place) -> dict[str, Any]:
-        game = self._games[place]
-        saved = {"episode": game.episode, "start": game.start, "actions": game.actions}
-        return {**saved, "seen": self._digest(place)}
 
     def _begin(self, place: Place) -> None:
         """Start the next episode of one environment."""

@@ -29,6 +29,7 @@ ALL_ENDINGS = (*RECORD_ENDINGS, *TEXT_ENDINGS)
 DELIMITERS = ",;\t|"
 LOGS = "logs.json"  # of DSTC
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
+_ENCODINGS = "utf-8-sig", "utf-8"  # of the first line, and of others
 _FORM = {
     TSV: "input<TAB>output",
     JSON_LINES: '{"input": "...", "outputs": ["..."]}',
@@ -92,14 +93,10 @@ class RowFile:
                     continue
                 if n == number:
                     place = f"{self.path}, line {line_number}"
-                    text = _decoded(line, place, first=line_number == 1)
+                    text = decoded(line, place, TaskError, encoding=_ENCODINGS[line_number > 1])
                     yield parse(text.removesuffix("\n").removesuffix("\r"), place)
                     number = next(wanted, -1)
                 n += 1
-
-
-def _decoded(line: bytes, place: str, *, first: bool) -> str:
-    return decoded(line, place, TaskError, encoding="utf-8-sig" if first else "utf-8")
 
 
 def line_of(
@@ -239,7 +236,8 @@ def text_lines(path: Path) -> Iterator[str]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                yield _decoded(line, f"{path}, line {number}", first=number == 1)
+                place, encoding = f"{path}, line {number}", _ENCODINGS[number > 1]
+                yield decoded(line, place, TaskError, encoding=encoding)
     except (EOFError, OSError, zlib.error) as error:
         problem = f"cannot read '{path}': {reason(error)}"
         if not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile):

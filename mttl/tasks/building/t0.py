@@ -134,12 +134,9 @@ def _rows(
         body, listed = environment.from_string(jinja), environment.from_string(choices or "")
 
     def apply(number: int, record: Record) -> Record | None:
-        values = {
-            key.replace("-", "_"): value.replace(_SEPARATOR, _PROTECTED)
-            if isinstance(value, str)
-            else value
-            for key, value in record.items()
-        }
+        values = {key.replace("-", "_"): value for key, value in record.items()}
+        texts = ((key, value) for key, value in values.items() if isinstance(value, str))
+        values |= {key: text.replace(_SEPARATOR, _PROTECTED) for key, text in texts}
         place = f"template '{name}' does not fit {found[0].parent}, row {number} of {split}"
         with raised_as(TaskError, place, Exception, text=reason):
             own = _split(listed.render(values)) if choices else None
