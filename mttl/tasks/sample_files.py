@@ -49,10 +49,9 @@ def fingerprint(task: Task, files: Iterable[Path]) -> str:
 
 def file_records(source: Source, split: str) -> Iterator[Record]:
     """Return the records of a split that is a file."""
-    if source.format in DIALOGUES:
-        return DIALOGUES[source.format](split)
-    if source.format == "xnli":
-        return read_nli(split)
+    readers = {**DIALOGUES, "xnli": read_nli}
+    if source.format in readers:
+        return readers[source.format](split)
     if source.format:
         return read_sentences(split, source.format, source.columns)
     return read_records(split, source.columns, source.delimiter)

@@ -92,8 +92,7 @@ def _templates(raw: Path, data: str) -> dict[str, _Template]:
         with raised_as(TaskError, f"{file} is not promptsource's", LookupError, text=repr):
             for one in tree["templates"].values():
                 name = re.sub(r"[^\w.]+", "_", f"{data.replace('/', '_')}_{one['name']}")
-                original = one["metadata"]["original_task"]
-                found[name] = one["jinja"], one["answer_choices"], original
+                found[name] = one["jinja"], one["answer_choices"], one["metadata"]["original_task"]
     return found
 
 
