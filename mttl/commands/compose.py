@@ -95,6 +95,8 @@ def score(
     headed: "Mapping[str, SparseSkill]",
 ) -> None:
     """Answer a task and print its score; ``headed`` are the skills with a head."""
+    import torch
+
     from mttl.inference.predictor import answer_prompts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only

@@ -15,7 +15,7 @@ messages.
 import datetime
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -55,7 +55,7 @@ class ChatEncoder(TextEncoder):
                 f"chat template. {_ADVICE}"
             )
         self.leading_space, self._date = "", date
-        self._framed = lru_cache(_MOST_FRAMES)(self._frame)
+        self._frames: dict[tuple[str | None, Turns], tuple[Frame, str]] = {}
         self._answered = frame = self.frame(system)
         self.user_text = UserText(tokenizer, "".join(frame))
         self._answer_ends = self._template_ids(frame.lead), self._template_ids(frame.end)
@@ -158,8 +158,10 @@ class ChatEncoder(TextEncoder):
         """
         return self._framed(system, turns)[0]
 
-    def _frame(self, system: str | None, turns: Turns) -> tuple[Frame, str]:
+    def _framed(self, system: str | None, turns: Turns) -> tuple[Frame, str]:
         """Return a frame, and its beginning with placeholders if it has texts."""
+        if (found := self._frames.get((system, turns))) is not None:
+            return found
         frame = self._rendered(system, turns)
         head = frame.head  # with placeholders for the texts
         if system is not None or turns:
@@ -167,7 +169,9 @@ class ChatEncoder(TextEncoder):
             marked = self._rendered(None if system is None else _SYSTEM, places)
             if frame == marked._replace(head=_filled(marked.head, system, turns)):
                 head = marked.head
-        return frame, head
+        if len(self._frames) >= _MOST_FRAMES:
+            self._frames.clear()
+        return self._frames.setdefault((system, turns), (frame, head))
 
     def _rendered(self, system: str | None, turns: Turns = ()) -> Frame:
         asked = [] if system is None else [{"role": "system", "content": system}]

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from mttl.tasks.filters import FieldError, shown
 from mttl.tasks.template import Record
 
@@ -124,11 +122,17 @@ def _column(value: Any, name: str) -> list[Any]:
     return list(value[name]) if isinstance(value, Mapping) else [item[name] for item in value]
 
 
+def _draws() -> Any:
+    from numpy.random import RandomState  # slow to import
+
+    return RandomState(_SEED)
+
+
 def ordered_pair(better: str, worse: str) -> Prepare:
     """Put two sentences in a random order; `good` is the position of the better one."""
 
     def prepare(rows: Rows) -> Rows:
-        random = np.random.RandomState(_SEED)
+        random = _draws()
         for number, record in rows:
             pair = record[better], record[worse]
             good = int(random.random_sample() <= 0.5)
@@ -139,7 +143,7 @@ def ordered_pair(better: str, worse: str) -> Prepare:
 
 def shuffled_answers(rows: Rows) -> Rows:
     """Put the four answers of SciQ in a random order."""
-    random = np.random.RandomState(_SEED)
+    random = _draws()
     names = ("distractor1", "distractor2", "distractor3", "correct_answer")
     for number, record in rows:
         answers = [record[name] for name in names]
