@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mttl.adaptation.shard import start_workers
 from mttl.commands.options import CommandParser, command, task_overrides
@@ -54,7 +54,7 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
     if options.tasks.endswith(".yaml"):  # a file of custom tasks
         overrides = [*task_overrides(options.tasks), *overrides]
         options.tasks = ",".join(tasks_to_adapt_to(options.tasks, source))
-    config = load_any_config(options.config or "", overrides, run=source)
+    config: Any = load_any_config(options.config or "", overrides, run=source)
     if source is not None:
         names = (source, options.tasks, options.samples)
         check_adaptation(config, *names, allow_seen=options.allow_seen)

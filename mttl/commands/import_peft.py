@@ -76,7 +76,7 @@ def main(options: argparse.Namespace) -> None:
         max_output_length=options.max_output_length,
     )
     kinds = {"POLY": import_poly, MIXLORA: import_mixlora}
-    read = kinds.get(folders[0].config.get("peft_type"), import_loras)
+    read = kinds.get(str(folders[0].config.get("peft_type")), import_loras)
     if read is not import_loras:
         given = ("--router", options.router), ("--mix", options.mix)
         wrong = [f"{name} does not work with it" for name, value in given if value is not None]

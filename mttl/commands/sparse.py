@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from mttl.commands.name_checks import gym_with
 from mttl.commands.options import CommandParser, command, positive
@@ -101,7 +101,7 @@ def main(options: argparse.Namespace) -> None:
     about = {key: value for key, value in vars(options).items() if key not in apart}
     saved = load_state(state, about, resume=options.resume)
     torch.manual_seed(options.seed)
-    model: torch.nn.Module = load_pretrained(options.model)
+    model: Any = load_pretrained(options.model)
     model.to(device_of())
     tokenizer = load_tokenizer(options.tokenizer or options.model)
     facts, heads = new_head(gym, [task for task, _ in tasks], model) if gym else (None, None)

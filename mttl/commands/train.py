@@ -10,6 +10,7 @@ mttl train -c crossfit.yaml+router/private.yaml --print-config
 
 import argparse
 import json
+from typing import Any
 
 from mttl.commands.options import CommandParser, command, task_overrides
 from mttl.io.errors import ConfigError
@@ -50,7 +51,7 @@ def main(options: argparse.Namespace) -> None:
         kind = "backbone.kind=pretrained"
         given += [kind, f"backbone.name={json.dumps(options.backbone)}"]
     origins: dict[str, str] = {}
-    config = load_any_config("+".join(files), [*given, *options.override], origins=origins)
+    config: Any = load_any_config("+".join(files), [*given, *options.override], origins=origins)
     if options.print_config:
         from mttl.config.load import listed_config
         from mttl.runtime.command import make_console

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -16,7 +17,8 @@ def macro_f1(rows: Pairs) -> float:
     from sklearn.metrics import f1_score  # slow to import
 
     labels, answers = zip(*rows, strict=True)
-    return float(f1_score(labels, answers, average="macro", zero_division=0))
+    settings: Any = {"average": "macro", "zero_division": 0}
+    return float(f1_score(labels, answers, **settings))
 
 
 def matthews_correlation(rows: Pairs, options: Sequence[str] = ()) -> float:
@@ -48,7 +50,8 @@ def pearson_correlation(rows: Pairs) -> float:
         return math.nan
     columns = [[_number(text) for text in column] for column in zip(*rows, strict=True)]
     with warnings.catch_warnings(action="ignore"):  # of constant, infinite or very large numbers
-        return float(pearsonr(*columns).statistic)
+        found: Any = pearsonr(*columns)
+    return float(found.statistic)
 
 
 def _number(text: str) -> float:

@@ -126,7 +126,8 @@ def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
     config = folder.config
     if config.get("peft_type") != "POLY":
         raise CheckpointError(f"'{folder.path}' is a {config.get('peft_type')} adapter, not POLY")
-    n_tasks, n_heads, n_skills, rank = map(config.get, ("n_tasks", "n_splits", "n_skills", "r"))
+    names = "n_tasks", "n_splits", "n_skills", "r"
+    n_tasks, n_heads, n_skills, rank = (config.get(name, 0) for name in names)
     layers = {}
     for path, tensors in by_layer(folder, (DOWN, UP, LOGITS)).items():
         down, up, logits = tensors[DOWN], tensors[UP], tensors[LOGITS]

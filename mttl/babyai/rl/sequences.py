@@ -36,8 +36,9 @@ class Rollout(NamedTuple):
 
 def stack_steps(steps: Sequence[Rollout], recurrence: int) -> Rollout:
     """Return the rollout of S single steps, with memories before every ``recurrence``-th one."""
-    columns = Rollout(*zip(*steps, strict=True))
-    return Rollout(*map(torch.stack, columns._replace(memory=columns.memory[::recurrence])))
+    columns = zip(Rollout._fields, zip(*steps, strict=True), strict=True)
+    every = {"memory": recurrence}
+    return Rollout(**{name: torch.stack(own[:: every.get(name, 1)]) for name, own in columns})
 
 
 class EpisodeSequences(NamedTuple):
