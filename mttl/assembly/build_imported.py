@@ -12,7 +12,7 @@ from mttl.assembly.saved_settings import ModelSettings
 from mttl.config.plugin_section import PartSection, make_section
 from mttl.config.schema import Config
 from mttl.config.skills_schema import AnySkills
-from mttl.io.errors import CheckpointError, grouped
+from mttl.io.errors import CheckpointError, grouped, raised_as
 from mttl.io.files import new_folder, write_text
 from mttl.plugins.classes import SKILLS
 from mttl.routing.task.polytropon import PolytroponRouter
@@ -32,10 +32,12 @@ def build_imported(
     *,
     logits: Mapping[str, Tensor] | None = None,
     experts: Mapping[str, Mapping[str, Tensor]] | None = None,
+    activation: str | None = None,
 ) -> Built:
     """Put imported low-rank skills on a backbone; factors (K, I, r) and (K, O, r) by layer.
 
-    ``experts`` has the tensors of `MoELayer` by block, if blocks have experts.
+    ``experts`` has the tensors of `MoELayer` by block, if blocks have experts; ``activation`` is
+    the one that they were trained with.
 
     The sections skills and router, or moe, must match the number, rank and layers of the skills.
     The polytropon router starts from the given logits (T, H, K) of every layer, or approximately
@@ -44,6 +46,11 @@ def build_imported(
     built = build(settings, tasks, check=lambda network: check_layers(network, layers))
     model = built.model
     skilled = {path: (layer, layer.inventory) for path, layer in model.skilled_layers().items()}
+    own_activation = getattr(model.backbone.config, "hidden_act", None)
+    if activation not in (None, own_activation):
+        raise CheckpointError(
+            f"act_fn ('{activation}') must be the activation of the backbone ('{own_activation}')"
+        )
     with torch.no_grad():
         for path, (layer, inventory) in skilled.items():
             _fill(inventory, *layers[path])
@@ -52,7 +59,8 @@ def build_imported(
                 model.router.logits[layer.group] = own if logits is None else logits[path]
         for path, layer in model.token_layers().items():
             if experts is not None:
-                layer.load_state_dict({**layer.state_dict(), **experts[path]})
+                with raised_as(CheckpointError, f"the experts do not fit '{path}'", RuntimeError):
+                    layer.load_state_dict({**layer.state_dict(), **experts[path]})
                 continue
             _fill(layer.experts, *layers[path])
             layer.read_members()

@@ -25,7 +25,7 @@ from mttl.babyai.policy_module import (
 )
 from mttl.babyai.rl.learning_curve import EpisodeLog
 from mttl.babyai.rollouts import PolicyData, RolloutLoader, check_words
-from mttl.checkpoints.run_folder import RunFolder, step_to_start_from
+from mttl.checkpoints.run_folder import RunFolder, check_still_there, step_to_start_from
 from mttl.checkpoints.saved_inventory import save_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
@@ -177,6 +177,7 @@ def _finish(
         settings=policy_settings(config).model_dump(mode="json"),
     )
     write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
+    check_still_there(folder)
     console.print(episode_table(results))
     console.print(f"The run is in {folder.path}", highlight=False)
     return results

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mttl.io import yaml12
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.reading import read_text
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,28 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     from mttl.io.torch_file import load_torch
 
     state = load_torch(folder.last, "Copy it again, or start a new run with -k run.name=NAME")
+    if folder.best.is_file():
+        load_torch(folder.best, "Copy it again, or delete it to continue without those weights")
+    else:
+        scores = [own.get("best_model_score") for own in state["callbacks"].values()]
+        score = next((score for score in scores if score is not None), None)
+        if score is not None:
+            logger.warning(
+                "'%s' is missing, so the best weights so far (score %.1f %%) are lost. Training "
+                "keeps the best weights of later validations, or the last ones",
+                folder.best,
+                100 * float(score),
+            )
     return int(state["global_step"])
+
+
+def check_still_there(folder: RunFolder) -> None:
+    """Raise a `TrainingError` if a run's folder was removed during training."""
+    if not folder.config.is_file():
+        raise TrainingError(
+            f"'{folder.path}' was removed during training and is incomplete. Delete it, and start "
+            "the run again"
+        )
 
 
 def _visible(folder: Path) -> bool:

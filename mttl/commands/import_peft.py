@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.options import POSITIVE, CommandParser, command
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.runtime.command import make_console, say
 
 if TYPE_CHECKING:
@@ -115,36 +115,29 @@ def import_mixlora(
     folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
 ) -> "Import":
     """Return the contents of a MixLoRA adapter."""
-    from transformers import AutoConfig
-
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.moe_schema import MoE
     from mttl.config.skills_schema import NoSkills, router_section
     from mttl.peft_format.mixlora import read_mixlora
 
     config, layers, experts = read_mixlora(folders[0].path)
-    activation = AutoConfig.from_pretrained(base_model(folders, options.backbone)).hidden_act
-    if config.get("act_fn") not in (None, activation):
-        raise CheckpointError(
-            f"'{folders[0].path}': act_fn ('{config['act_fn']}') must be the base model's "
-            f"('{activation}')"
-        )
-    own = config | config.get("expert_lora", {})
-    kind = {"kind": "lora_block", "rank": own["r"], "alpha": own["lora_alpha"]}
-    top_k = {"top_k": config.get("top_k", 2), "jitter": config.get("jitter_noise", 0.0)}
-    moe = {
-        "router": {"kind": "top_k", "normalise": True, **top_k},
-        "experts": {**kind, "dropout": own["lora_dropout"]},
-        "n_experts": config["num_experts"],
-        "targets": [*experts],
-    }
-    sections: dict[str, Any] = {"moe": MoE.model_validate(moe), "skills": NoSkills(kind="none")}
-    sections["router"] = router_section("shared" if layers else "none")
-    if layers:
-        scale = {"alpha": float(config["lora_alpha"]), "dropout": config["lora_dropout"]}
-        sections["skills"] = imported_skills(layers, mix="factors", **scale)
+    with raised_as(CheckpointError, f"'{folders[0].path}' lacks the setting", KeyError):
+        own = config | config.get("expert_lora", {})
+        kind = {"kind": "lora_block", "rank": own["r"], "alpha": own["lora_alpha"]}
+        top_k = {"top_k": config.get("top_k", 2), "jitter": config.get("jitter_noise", 0.0)}
+        moe = {
+            "router": {"kind": "top_k", "normalise": True, **top_k},
+            "experts": {**kind, "dropout": own["lora_dropout"]},
+            "n_experts": config["num_experts"],
+            "targets": [*experts],
+        }
+        sections: dict[str, Any] = {"moe": MoE.model_validate(moe), "skills": NoSkills(kind="none")}
+        sections["router"] = router_section("shared" if layers else "none")
+        if layers:
+            scale = {"alpha": float(config["lora_alpha"]), "dropout": config["lora_dropout"]}
+            sections["skills"] = imported_skills(layers, mix="factors", **scale)
     tasks = named(names, [folders[0].path.resolve().name])
-    return layers, tasks, sections, {"experts": experts}
+    return layers, tasks, sections, {"experts": experts, "activation": config.get("act_fn")}
 
 
 def import_loras(

@@ -19,7 +19,12 @@ from mttl.assembly.other_runs import with_digests
 from mttl.assembly.saved_run import Built
 from mttl.assembly.trainer import build_trainer, with_shared_batches
 from mttl.checkpoints.run_callbacks import SaveBest
-from mttl.checkpoints.run_folder import RunFolder, settings_of, step_to_start_from
+from mttl.checkpoints.run_folder import (
+    RunFolder,
+    check_still_there,
+    settings_of,
+    step_to_start_from,
+)
 from mttl.checkpoints.whole_tensors import is_sharded
 from mttl.config.load import dump_config, with_settings
 from mttl.config.schema import Config
@@ -218,5 +223,6 @@ def train(config: Config, *, resume: bool = False) -> None:
             write_token_routing(folder.plots / "token_routing.npz", module, rows)
     forget_launcher()
     if trainer.is_global_zero:
+        check_still_there(folder)
         console.print(result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)

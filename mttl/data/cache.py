@@ -17,7 +17,9 @@ import pyarrow as pa
 from datasets import Dataset, DatasetInfo, Features
 from datasets.table import InMemoryTable
 
+from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder
+from mttl.io.reading import file_sha256
 
 _log = logging.getLogger(__name__)
 _ROWS, _ABOUT = "rows.arrow", "about.txt"
@@ -48,10 +50,12 @@ def cached(build: Build, features: Features, key: str, cache_dir: str | Path) ->
     try:
         if not place.exists():
             _keep(build, features, place)
-        about = (place / _ABOUT).read_text(encoding="utf-8")
+        sha256, _, about = (place / _ABOUT).read_text(encoding="utf-8").partition("\n")
+        if sha256 != file_sha256(place / _ROWS, CheckpointError):
+            raise CheckpointError("it is damaged; remove it")
         info = DatasetInfo(features=features, description=about)
         return Dataset.from_file(str(place / _ROWS), info=info)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, CheckpointError) as error:
         _log.warning("the cache '%s' cannot be used (%s); continuing without it.", place, error)
         return in_memory(build, features)
 
@@ -62,7 +66,8 @@ def _keep(build: Build, features: Features, place: Path) -> None:
         with new_folder(place) as building:
             with pa.ipc.new_stream(str(building / _ROWS), schema) as stream:
                 about = build(lambda columns: stream.write(pa.table(dict(columns), schema=schema)))
-            (building / _ABOUT).write_text(about, encoding="utf-8")
+            sha256 = file_sha256(building / _ROWS, CheckpointError)
+            (building / _ABOUT).write_text(f"{sha256}\n{about}", encoding="utf-8")
     except OSError:
         # If another process was first, its rows are equal.
         if not place.exists():

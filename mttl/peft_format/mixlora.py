@@ -55,6 +55,11 @@ def read_mixlora(
             of_block.setdefault(key, {})[int(expert)] = factor
         else:
             attention.setdefault(f"model.{layer}.{block}.{projection}", {})[side] = factor
+    for path, of_block in blocks.items():
+        bases = {key.rpartition(".")[0] for key in of_block} - {"router"}
+        wanted = {"router.weight", *(f"{base}.{end}" for base in bases for end in ("down", "up"))}
+        if missing := sorted(wanted - of_block.keys()):
+            raise CheckpointError(f"'{folder}' lacks {', '.join(missing)} of '{path}'")
     with raised_as(CheckpointError, f"'{folder}' lacks a factor of", KeyError):
         pairs = {path: (one["A"][None], one["B"][None]) for path, one in attention.items()}
         for of_block in blocks.values():

@@ -34,7 +34,7 @@ class PeftFolder:
 
 
 def read_peft(folder: str | Path) -> PeftFolder:
-    """Return the adapter in a PEFT folder; CheckpointError for pickles.
+    """Return the adapter in a PEFT folder; CheckpointError for pickles and integer tensors.
 
     The tensors of a MixLoRA adapter are left to `read_mixlora`.
     """
@@ -54,11 +54,17 @@ def read_peft(folder: str | Path) -> PeftFolder:
         raise CheckpointError(f"'{path}' {problem}")
     named: dict[str, Tensor] = {}
     for name, tensor in read_tensors(path / TENSORS).items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"'{path}': '{name}' has the type {tensor.dtype}; save it in floating point"
+            )
         if not name.startswith(PREFIX):
             raise CheckpointError(
                 f"'{path}' has a tensor '{name}'; PEFT's names start with '{PREFIX}'"
             )
         named[name.removeprefix(PREFIX)] = tensor
+    if not named:
+        raise CheckpointError(f"'{path}' has no tensors")
     return PeftFolder(path, config, named)
 
 

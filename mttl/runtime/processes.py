@@ -31,7 +31,7 @@ def device_of(number: int = 1) -> "torch.device":
     """Return the GPU for shard ``number`` of a job, from 1; the CPU if there is no GPU."""
     import torch
 
-    count = torch.cuda.device_count()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return torch.device("cuda", (number - 1) % count) if count else torch.device("cpu")
 
 
@@ -42,8 +42,9 @@ def gpu_environment(number: int) -> dict[str, str]:
     """
     import torch
 
-    if not (count := torch.cuda.device_count()):
+    if not torch.cuda.is_available():
         return {}
+    count = torch.cuda.device_count()
     # The current value may list some of the GPUs, by number or name.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     return {"CUDA_VISIBLE_DEVICES": shown.split(",")[(number - 1) % count].strip()}

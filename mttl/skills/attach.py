@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from torch import nn
 
+from mttl.aggregation.packed_weights import is_foreign
 from mttl.io.errors import require_one_of
 from mttl.routing.context import RoutingSlot
 from mttl.skills.attachment_points import ATTACHMENT_POINTS
@@ -200,6 +201,11 @@ def _chosen(
     where = ATTACHMENT_POINTS[placement.attachment_point]
     # A layer with several paths (tied weights) gets one inventory, under the first path.
     places = where.find(backbone)
-    words = where.words(backbone, places)
-    chosen = choose_layers(places, placement.targets, blocks, words=words, noun=where.noun)
+    unknown = {
+        path: type(module).__name__
+        for path, module in backbone.named_modules()
+        if path not in places and is_foreign(module) and where.layer is SkilledLinear
+    }
+    words = where.words(backbone, {*places, *unknown})
+    chosen = choose_layers(places, placement.targets, blocks, unknown, words=words, noun=where.noun)
     return {path: places[path] for path in chosen}

@@ -61,6 +61,7 @@ def choose_layers(
     places: Mapping[str, tuple[int, ...]],
     targets: Sequence[str],
     blocks: list[str],
+    unknown: Mapping[str, str] | None = None,
     *,
     words: Mapping[str, Collection[str]],
     noun: str = "linear layer",
@@ -68,19 +69,27 @@ def choose_layers(
     """Return the paths that any target matches, in the order of the backbone.
 
     Targets are those of `mttl.skills.attach_skills`; ``words`` has the paths of each word. A target
-    that matches no layer is a ValueError.
+    that matches no layer, or an ``unknown`` one whose features cannot be read, is a ValueError.
     """
+    unknown = unknown or {}
     if not targets:
         raise ValueError("targets must name at least one layer, for example ['attention', 'mlp']")
     matched: set[str] = set()
+    paths = {*places, *unknown}
     for target in targets:
         if target == "all":
             # The output head is outside the blocks and does not change.
-            found = {path for path in places if not blocks or inside_block(path, blocks)}
+            found = {path for path in paths if not blocks or inside_block(path, blocks)}
         elif target in words:
-            found = {*places} & {*words[target]}
+            found = paths & {*words[target]}
         else:
-            found = {path for path in places if path_matches(path, target)}
+            found = {path for path in paths if path_matches(path, target)}
+        for path in sorted(found & unknown.keys()):
+            raise ValueError(
+                f"the target '{target}' matches '{path}', a {unknown[path]} without in_features "
+                "and out_features. Choose other targets, load the backbone in floating point, or "
+                "set backbone.quantize"
+            )
         if not places:
             raise ValueError(
                 f"the target '{target}' matches no {noun}: this backbone has none; use a kind of "

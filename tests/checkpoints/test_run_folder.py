@@ -4,11 +4,16 @@ import pytest
 import torch
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 
-from mttl.checkpoints.run_folder import RunFolder, changed_settings, step_to_start_from
-from mttl.io.errors import CheckpointError, ConfigError
+from mttl.checkpoints.run_folder import (
+    RunFolder,
+    changed_settings,
+    check_still_there,
+    step_to_start_from,
+)
+from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 
 CONFIG = "optim: {lr: 0.1, betas: [0.9, 0.98]}\ntrainer: {max_steps: 10}\n"
-STATE = {"global_step": 7}
+STATE = {"global_step": 7, "callbacks": {"best": {"best_model_score": torch.tensor(0.5)}}}
 
 
 @pytest.fixture
@@ -46,6 +51,10 @@ def test_an_interrupted_run_continues_at_its_step(interrupted, monkeypatch) -> N
     other = CONFIG.replace("lr: 0.1", "lr: 0.2")
     with pytest.raises(ConfigError, match=r"other settings: optim\.lr \(0\.1 before, 0\.2 now\)\."):
         step_to_start_from(interrupted, other, resume=True)
+    check_still_there(interrupted)
+    interrupted.config.unlink()
+    with pytest.raises(TrainingError, match=r"' was removed during training and is incomplete"):
+        check_still_there(interrupted)
 
 
 def test_lost_and_damaged_files_are_named(interrupted: RunFolder) -> None:
@@ -57,7 +66,16 @@ def test_lost_and_damaged_files_are_named(interrupted: RunFolder) -> None:
         step_to_start_from(interrupted, CONFIG, resume=True)
 
 
-def test_a_run_without_a_saved_state_starts_again(interrupted, caplog) -> None:
+def test_lost_weights_of_the_best_validation_are_reported(interrupted, caplog) -> None:
+    assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
+    assert "best.ckpt' is missing, so the best weights so far (score 50.0 %)" in caplog.text
+    interrupted.best.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"best\.ckpt' is damaged.*Copy it again, or delete"):
+        step_to_start_from(interrupted, CONFIG, resume=True)
+    caplog.clear()
+    torch.save({}, interrupted.best)
+    assert step_to_start_from(interrupted, CONFIG, resume=True) == 7
+    assert not caplog.text
     interrupted.last.unlink()  # killed before the first checkpoint
     assert step_to_start_from(interrupted, CONFIG, resume=True) == 0
     assert "has no saved state yet" in caplog.text

@@ -45,6 +45,9 @@ def test_the_second_call_reads(tmp_path, caplog, capfd):
     "damage",
     [
         lambda place: os.truncate(place / "rows.arrow", 10),
+        lambda place: (place / "rows.arrow").write_bytes(
+            (place / "rows.arrow").read_bytes().replace(b"a", b"z")
+        ),
         lambda place: (place / "about.txt").write_bytes(b"\xff"),
         lambda place: (place / "rows.arrow").unlink(),
         lambda place: (shutil.rmtree(place), place.write_text("no folder")),

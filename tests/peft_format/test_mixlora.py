@@ -1,6 +1,7 @@
 """A MixLoRA adapter becomes a run that answers as the package `mixlora`."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,16 @@ def test_an_imported_adapter_is_that_of_the_package(tmp_path: Path) -> None:
 
 def test_what_cannot_be_imported(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "mixed")
+    whole = torch.load(folder / "adapter_model.bin")
+    for part, message in (
+        ("layers.0.mlp.moe_gate", "lacks router.weight of 'model.layers.0.mlp'"),
+        (r"layers.1.mlp.up_proj.*lora_A", r"lacks experts.changes_of.up.down of 'model.layers.1"),
+    ):
+        kept = {name: value for name, value in whole.items() if not re.search(part, name)}
+        torch.save(kept, folder / "adapter_model.bin")
+        with pytest.raises(CheckpointError, match=message):
+            read_mixlora(folder)
+    torch.save(whole, folder / "adapter_model.bin")
     for changes, tensor, message in (
         ({"use_dora": True}, None, "uses use_dora, which cannot be imported"),
         ({"num_experts": 5}, None, "lacks a factor of: 4"),

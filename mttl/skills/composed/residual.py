@@ -45,6 +45,8 @@ class ResidualInventory(Inventory):
         init: str = "zero",
     ) -> None:
         super().__init__(in_features, out_features, n_skills)
+        if not all(size % 2 for size in kernel):
+            raise ValueError(f"kernel ({tuple(kernel)}) must be odd for residual adapters")
         self.series, self.init = series, init
         self.centre = tuple(size // 2 for size in kernel)
         read = out_features if series else in_features

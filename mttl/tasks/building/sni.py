@@ -41,6 +41,8 @@ def tasks(raw: Path) -> list[CollectedTask]:
             read = partial(_records, file, words)
             keys |= {"source": source, "k": N_ROWS, "side": side, "files": (file,), "read": read}
             found.append(text_task(name=name, **keys))
+    if not found:
+        raise TaskError(f"{raw / 'splits' / 'default'}: the files of the split name no task")
     return found
 
 
