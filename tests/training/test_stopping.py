@@ -143,16 +143,6 @@ def test_weights_that_are_not_finite_are_not_saved(last: Recorder, value: float)
     assert torch.load(last.checkpoint, weights_only=False)["global_step"] == 4
 
 
-def test_a_folder_that_is_removed_ends_the_run(last: Recorder) -> None:
-    class Remove(Callback):
-        def on_before_backward(self, trainer: pl.Trainer, *args: Any) -> None:
-            if trainer.global_step == 4:
-                last.checkpoint.unlink()
-
-    with pytest.raises(TrainingError, match=r"last.ckpt' was removed during training. Start the"):
-        trainer(Remove(), last).fit(Sum(), loader())
-
-
 def test_epochs_are_counted_however_often_a_run_was_killed(tmp_path: Path) -> None:
     """Each start is killed after the first checkpoint of an epoch's end; the epochs add up."""
     path = tmp_path / "last.ckpt"
