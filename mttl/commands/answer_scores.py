@@ -46,8 +46,8 @@ def score_rows(
     """Return the scores of rows with reference answers; rows of the task ``""`` are left out.
 
     Metrics are by task, by default ``exact``; those that read no references also score a task
-    without any. A warning is printed if many answers are right only
-    because a metric ignores differences, such as case.
+    without any. A warning is printed if many answers are right only because a metric ignores
+    differences, such as case.
     """
     references, scores = [references_of(row) for row in rows], []
     for task in dict.fromkeys(filter(None, tasks)):

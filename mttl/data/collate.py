@@ -47,7 +47,8 @@ class TrainCollator:
         if self.decoder_only:
             inputs = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
             labels = [[IGNORED] * len(p) + [*a] for p, a in zip(prompts, answers, strict=True)]
-        choices = [json.loads(row.get("columns") or "{}").get(CHOICES) for row in rows]
+        columns = [row.get("columns") for row in rows]
+        choices = [json.loads(own).get(CHOICES) if own else None for own in columns]
         return {
             **({"choices": choices} if any(choices) else {}),
             **padded_inputs(inputs, self.pad_id),

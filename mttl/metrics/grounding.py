@@ -2,8 +2,6 @@
 
 import string
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
-from operator import eq
 from typing import Any
 
 from mttl.io.errors import TaskError
@@ -119,7 +117,9 @@ def fragments(answer: Sequence[str], source: Sequence[str]) -> list[int]:
     while start < len(answer):
         longest = place = 0
         while place < len(source):
-            n = sum(takewhile(bool, map(eq, answer[start:], source[place:])))
+            n, most = 0, min(len(answer) - start, len(source) - place)
+            while n < most and answer[start + n] == source[place + n]:
+                n += 1
             longest = max(longest, n)
             place += max(n, 1)
         lengths.append(longest)

@@ -52,7 +52,7 @@ def write_adapter(folder: Path) -> Path:
 
 
 def test_an_imported_adapter_is_that_of_the_package(tmp_path: Path) -> None:
-    """The logits in mixlora.csv are those of mixlora 0.2.3 with the adapter on `tiny_llama`."""
+    """The logits in mixlora.csv are those of mixlora 0.2.3; see the next test."""
     base = tiny_llama()
     base.resize_token_embeddings(400)  # for the tokenizer
     base.save_pretrained(tmp_path / "base")
@@ -64,6 +64,18 @@ def test_an_imported_adapter_is_that_of_the_package(tmp_path: Path) -> None:
         found = model(torch.tensor([0, 0]), input_ids=batch(2)["input_ids"]).logits[..., :40]
     expected = np.loadtxt(Path(__file__).with_name("mixlora.csv"), delimiter=",")
     # Single precision; six digits in the file.
+    np.testing.assert_allclose(found.flatten(0, 1).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_file_has_the_logits_of_the_package(tmp_path: Path) -> None:
+    module = pytest.importorskip("mixlora.model", reason="pip install --no-deps mixlora==0.2.3")
+    folder, network = write_adapter(tmp_path / "mixed"), tiny_llama()
+    config, weights = module.load_adapter_weights(str(folder), device="cpu")
+    module.inject_adapter_in_model(network.eval(), config, weights)
+    with torch.no_grad():
+        found = network(input_ids=batch(2)["input_ids"]).logits
+    expected = np.loadtxt(Path(__file__).with_name("mixlora.csv"), delimiter=",")
     np.testing.assert_allclose(found.flatten(0, 1).numpy(), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -190,15 +190,15 @@ class AdapterInventory(BottleneckInventory):
     scaled parallel     parallel to feed-forward blocks, with the factor 4
     ==================  ==================================================================
 
-    Args:
-        deviation: Standard deviation of the initial weights of both projections, drawn from a
-            normal distribution cut at two deviations; biases start at 0. By default the first
-            projection starts as `nn.Linear` does and the second at 0, so that nothing changes.
-
     As in the survey of He et al., skills read the block's output or its input. In the library
     `adapters`, and the release of AdapterFusion, a Pfeiffer adapter reads the sum of output and
     residual, after the norm if there is one, and a parallel adapter reads the residual. For equal
     inputs the changes are equal.
+
+    Args:
+        deviation: Standard deviation of the initial weights of both projections, drawn from a
+            normal distribution cut at two deviations; biases start at 0. By default the first
+            projection starts as `nn.Linear` does and the second at 0, so that nothing changes.
 
     References:
         Houlsby et al., *Parameter-Efficient Transfer Learning for NLP*, ICML 2019,
