@@ -103,7 +103,7 @@ def quarel_answer(record: Record) -> Record:
     question = record["question"]
     start_a, start_b = question.index("(A)"), question.index("(B)")
     answers = question[start_a + 4 : start_b], question[start_b + 4 :]
-    return {"answer": answers[record["answer_index"]].removesuffix("or ").strip()}
+    return {"answer": answers[(0, 1).index(record["answer_index"])].removesuffix("or ").strip()}
 
 
 def wiki_table(record: Record) -> Record | None:
@@ -211,6 +211,7 @@ _OF_ONE_RECORD: dict[str, Callable[[Any], Record | None]] = {
     },
     "quarel_answer": quarel_answer,
     "scicite_citation": lambda row: {"citation": row["string"][row["citeStart"] : row["citeEnd"]]},
+    "stars": lambda row: {"stars": range(5).index(row["label"]) + 1},
     # Queries with a clear majority of raters.
     "well_formed": lambda row: (
         None if 0.4 <= row["rating"] <= 0.6 else {"label": int(row["rating"] > 0.6)}
