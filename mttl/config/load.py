@@ -85,7 +85,10 @@ def load_any_config(
     if run is not None and all(_missing(tree, world.schema) for world in WORLDS):
         path = Path(run) / "config.yaml"
         if not path.is_file():
-            raise ConfigError(f"'{run}' has no config.yaml; name a configuration with -c")
+            raise ConfigError(
+                f"'{run}' is not a run, because it has no config.yaml. Correct the path, or name a "
+                "configuration with -c"
+            )
         tree, sources, paths = _join([str(path), *listed])
     elif not listed:
         find_file("")

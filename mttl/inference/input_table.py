@@ -61,7 +61,7 @@ def check_questions(rows: Rows, place: str, template: str = "{input}") -> None:
     """
     if rows and not any("input" in row for row in rows):
         found = ", ".join(map(str, rows[0])) or "nothing"
-        needed = "', '".join(sorted(template_fields(template) - rows[0].keys()) or ["input"])
+        needed = min(template_fields(template) - rows[0].keys(), default="input")
         raise TaskError(
             f"{place}, row 1: the column '{needed}' is missing; columns are {shown(found)}. Add a "
             "header with it, or name the columns with --input TEMPLATE"
