@@ -31,7 +31,7 @@ class Routing:
         task_ids: Task of each example.
         mixing: Weight of each skill in each routed group.
         expansion: Rows of a layer per row of the batch, which beam search repeats.
-        rows_per_example: Rows of the batch per example; all of them if all have equal weights.
+        rows_per_example: Neighbouring rows of the batch that share one example and its weights.
         reuse_merged: Whether to cache merged skills until this routing ends; only for repeated
             calls without gradients, such as generation.
         masks: Positions that are tokens; by default all.

@@ -1,6 +1,7 @@
 """The model: a backbone with skills and a router, called with task ids and inputs."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -94,7 +95,8 @@ class SkilledModel(nn.Module):
     ) -> Routing:
         """Return the routing of a batch.
 
-        If all rows have the same task and nothing is sampled, one example represents them all.
+        If nothing is sampled, one example represents neighbouring rows of a task: as many as divide
+        the numbers of neighbours of all tasks.
         Masks and labels among the inputs determine padding for layers that route tokens, and the
         ends of prompts for routers that read them; ``segments`` has the number of tokens of each
         example if rows are packed. Further arguments are those of `Routing`.
@@ -115,9 +117,13 @@ class SkilledModel(nn.Module):
         # backbone would be recompiled for a single example.
         compiled = self.backbone._compiled_call_impl is not None
         equal = not (drawn or self.routes_tokens or prompts is not None or compiled)
-        if readable and equal and len(task_ids) > 1 and bool((task_ids == task_ids[0]).all()):
-            n_rows = len(inputs["input_ids"]) if segments and inputs else len(task_ids)
-            task_ids, segments = task_ids[:1], ()
+        if readable and equal and len(task_ids) > 1:
+            counts = torch.unique_consecutive(task_ids, return_counts=True)[1]
+            if not segments or len(counts) == 1:
+                n_rows = math.gcd(*counts.tolist())
+                task_ids = task_ids[::n_rows]
+                n_rows = len(inputs["input_ids"]) if segments and inputs else n_rows
+                segments = ()
         return Routing(
             task_ids,
             self.router.mix(task_ids, prompts),

@@ -13,6 +13,7 @@ from helpers.backbones import BACKBONES, batch, fill
 from helpers.compare import relative_error
 from helpers.skills import INVENTORIES, OTHERS, PLACED, gradients, kind_class, skilled
 from mttl.merging.fold import fold, strip, task_mixing, unfold
+from mttl.routing import Routing
 from mttl.skills import SkilledModel
 
 TASK_IDS = torch.tensor([2, 0, 1, 0])
@@ -107,12 +108,14 @@ def test_a_mixed_batch_equals_a_loop_over_examples(family: str, kind: str) -> No
 
 @pytest.mark.every(3)
 @cases(KINDS, half=1)
-def test_rows_of_one_task_are_merged_once(family: str, kind: str) -> None:
+def test_neighbours_of_one_task_are_merged_once(family: str, kind: str) -> None:
     model, inputs = placed(family, kind), batch(4)
-    ids = torch.tensor([1, 1, 1, 0])
-    assert model.route(ids[:3]).mixing.shape[1] == 1
-    found = model(ids[:3], **rows([0, 1, 2], inputs)).logits
-    assert relative_error(found, model(ids, **inputs).logits[:3]) < ROUNDING
+    for tasks, n_examples in (([1, 1, 1, 1], 1), ([1, 1, 0, 0], 2), ([1, 0, 0, 0], 4)):
+        ids = torch.tensor(tasks)
+        assert model.route(ids).mixing.shape[1] == n_examples
+        found = model(ids, **inputs).logits
+        with model.slot.use(Routing(ids, model.router(ids))):  # each row an example
+            assert relative_error(found, model.backbone(**inputs).logits) < ROUNDING
 
 
 @pytest.mark.every(5)
