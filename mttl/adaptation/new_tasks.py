@@ -36,6 +36,7 @@ from mttl.config.load import dump_config, load_config, with_settings
 from mttl.config.schema import Config
 from mttl.data.chosen_tasks import open_gym
 from mttl.data.prompt_form import BY_TASK
+from mttl.inference.predictor import MIXED
 from mttl.inference.task_options import wanted_options
 from mttl.io.errors import ConfigError, TaskError
 from mttl.io.files import write_table, write_text
@@ -46,7 +47,6 @@ from mttl.plugins.classes import METRICS, find_class
 from mttl.runtime.processes import device_of
 from mttl.tasks.folder import Gym, options_cell
 from mttl.tasks.rows import JSON_LINES, line_of
-from mttl.training.precision import precision_plugin
 
 _log = logging.getLogger(__name__)
 
@@ -372,7 +372,7 @@ class Adaptation:
             form=outcome.form.model_copy(update=by_task),
             search=module.generation,
             per_token=self.config.generation.per_token,
-            precision=precision_plugin(self.config.trainer.precision, module.device.type),
+            mixed=MIXED.get(self.config.trainer.precision),
             outcome=outcome,
             config=self.config,
             skills=run.folder,

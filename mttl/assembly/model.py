@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric.utilities.rank_zero import rank_zero_only
 from transformers import PreTrainedModel
 
 from mttl.aggregation.packed_weights import dense_weight
@@ -29,6 +28,7 @@ from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
 from mttl.config.skills_schema import Fusion, kinds_of
 from mttl.data.prompt_form import PromptForm
+from mttl.inference.predictor import MIXED
 from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.record import as_row
 from mttl.models.backbone import freeze_unread, is_decoder_only
@@ -36,13 +36,13 @@ from mttl.models.generation import end_also_at, not_applied, search_settings
 from mttl.models.prefixed_attention import read_prefixes
 from mttl.routing.context import RoutingSlot
 from mttl.runtime.libraries import quiet_loading
+from mttl.runtime.processes import is_first_process
 from mttl.skills.attach import Attachment, attach_levels
 from mttl.skills.skilled_model import SkilledModel
 from mttl.skills.weights.sparse import place_supports, restore_supports
 from mttl.sparse.skill_file import SparseSkill
 from mttl.tasks.head_form import HeadForm
 from mttl.tasks.record_template import RecordTemplate
-from mttl.training.precision import answering_precision
 
 _log = logging.getLogger(__name__)
 # Settings that do not affect the computation.
@@ -60,7 +60,7 @@ def build_model(
     """
     require_features(config, {"trains": "training"}, ConfigError)
     # With a sharded model, the first process sends its weights to the others.
-    empty = config.trainer.strategy == "fsdp2" and rank_zero_only.rank != 0
+    empty = config.trainer.strategy == "fsdp2" and not is_first_process()
     built = build(config, tasks, empty=empty, heads=heads)
     if not empty:
         load_source(built.model, config, tasks)
@@ -162,8 +162,7 @@ def load_run(
     if on is not None:
         now = settings.model_dump(mode="json", include={"skills"})
         meta = meta | {"settings": meta["settings"] | now}
-    precision = answering_precision(settings.precision, built.model)
-    return replace(built, folder=saved.folder, meta=meta, precision=precision)
+    return replace(built, folder=saved.folder, meta=meta, mixed=MIXED.get(settings.precision))
 
 
 def from_pretrained(

@@ -9,6 +9,7 @@ from typing import Any
 from mttl.io import yaml12
 from mttl.io.errors import CheckpointError, ConfigError, TrainingError
 from mttl.io.reading import read_text
+from mttl.runtime.processes import is_first_process
 
 logger = logging.getLogger(__name__)
 # Settings of a run's location, which do not affect training.
@@ -60,10 +61,8 @@ def step_to_start_from(folder: RunFolder, config_text: str, *, resume: bool) -> 
     Raises a `ConfigError` as for `check_place`, or if settings outside of ``trainer`` have changed,
     and a `CheckpointError` if a file of the interrupted run is missing or damaged.
     """
-    from lightning_fabric.utilities.rank_zero import rank_zero_only
-
     # Other processes may find files that the first process has already written.
-    if resume or rank_zero_only.rank == 0:
+    if resume or is_first_process():
         check_place(folder, resume=resume)
     if not resume or not _visible(folder.path):
         return 0

@@ -126,7 +126,7 @@ class _Study:
         cells = torch.from_numpy(self.cells(switch))
         with (
             torch.no_grad(),
-            self.built.precision.forward_context(),
+            self.built.autocast(),
             switched_off(router, cells, share=self.share),
         ):
             for batch in self.data.evaluation_dataloader("dev", users) if users else ():

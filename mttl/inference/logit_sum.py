@@ -33,7 +33,7 @@ class AddedLogits:
         """Return the logits after answers; those of one prompt follow each other."""
         model, pad_id = self.run.model.eval(), pad_id_of(self.run.tokenizer)
         given = model, answers.new_full((len(self.prompts),), self.task_id), self.prompts
-        with self.run.precision.forward_context():
+        with self.run.autocast():
             if not shares_prompts(model):
                 labels = functional.pad(answers, (0, 1), value=pad_id)
                 logits, _ = repeated_logits(*given, labels, pad_id)

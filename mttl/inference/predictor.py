@@ -6,13 +6,13 @@ everywhere.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Self, TypeVar
 
 import torch
-from lightning_fabric.plugins import Precision
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -36,6 +36,10 @@ from mttl.skills.attention import AttendedInventory
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.control import Codes
 from mttl.tasks.template import Record
+
+# Data types of answers by the precision of training. Weights that were trained in half or double
+# precision are loaded in single precision.
+MIXED = {"16-mixed": torch.half, "bf16-mixed": torch.bfloat16}
 
 
 def in_batches(
@@ -114,7 +118,7 @@ class Predictor:
         form: Format of inputs in training, and maximum length of answers.
         search: Generation settings, from `mttl.models.generation.search_settings`.
         per_token: Rank answers by the mean instead of the sum over their tokens.
-        precision: Numerical precision; by default single.
+        mixed: Data type of mixed precision, of `MIXED`; by default precision is single.
         weight: Weight of the logits, if those of other tasks are added (`with_logits`).
         added: Models, their tasks and weights whose logits are added.
     """
@@ -125,9 +129,13 @@ class Predictor:
     form: PromptForm
     search: Mapping[str, Any]
     per_token: bool = True
-    precision: Precision = field(default_factory=Precision)
+    mixed: torch.dtype | None = None
     weight: float = 1.0
     added: tuple[tuple["Predictor", str, float], ...] = ()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of the run's precision."""
+        return torch.autocast(self.device.type, self.mixed) if self.mixed else nullcontext()
 
     def task_ids(self, names: Sequence[str]) -> torch.Tensor:
         """Return the ids of tasks by name, shape (B,).
@@ -323,7 +331,7 @@ class Predictor:
         def answered(places: list[int]) -> list[Any]:
             batch = collate([rows[place] for place in places])
             inputs = {k: v.to(self.device) if torch.is_tensor(v) else v for k, v in batch.items()}
-            with self.precision.forward_context():
+            with self.autocast():
                 return headed_answers(self.model, inputs["task_ids"], inputs, scored=scored)
 
         return in_batches([len(row["input_ids"]) for row in rows], batch_size, answered, on_rows)
@@ -343,7 +351,7 @@ class Predictor:
             start = inputs["input_ids"].shape[1] if self.decoder_only else 1
             summed = LogitSum(self.weight, parts, start)
             inputs["logits_processor"] = [summed, *inputs.get("logits_processor", ())]
-        with self.precision.forward_context():
+        with self.autocast():
             return self.model.generate(task_ids, **inputs)
 
     def choose(
@@ -424,7 +432,7 @@ class Predictor:
         def scored(rows: list[int]) -> list[list[float]]:
             own = [prompts[row] for row in rows], [ids[row] for row in rows]
             how = {"pad_id": pad_id_of(self.tokenizer), "per_token": per_token}
-            with self.precision.forward_context():
+            with self.autocast():
                 found = option_scores(self.model, task_ids[rows], *own, **how)
             on_rows(sum(map(len, found)))
             return found

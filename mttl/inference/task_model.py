@@ -29,7 +29,7 @@ class TaskModel:
     def __call__(self, input_ids: Int[Tensor, "B L"], **inputs: Any) -> Any:
         """Return the output of the backbone, in the run's precision."""
         task_ids = self._task_id.expand(len(input_ids))
-        with self.run.precision.forward_context():
+        with self.run.autocast():
             return self.run.model(task_ids, input_ids=input_ids, **inputs)
 
     def generate(self, input_ids: Int[Tensor, "B L"], **settings: Any) -> Int[Tensor, "B M"]:

@@ -27,6 +27,13 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def is_first_process() -> bool:
+    """Return whether Lightning gives this process rank 0, also before processes are connected."""
+    from lightning_fabric.utilities.rank_zero import rank_zero_only
+
+    return rank_zero_only.rank == 0
+
+
 def device_of(number: int = 1) -> "torch.device":
     """Return the GPU for shard ``number`` of a job, from 1; the CPU if there is no GPU."""
     import torch

@@ -186,8 +186,7 @@ def _all_but_rows(predictor: Predictor) -> Any:
         places,
         form.model_dump_json(),
         tuple(sorted(predictor.search.items())),
-        type(predictor.precision),
-        getattr(predictor.precision, "dtype", None),
+        predictor.mixed,
         (router.n_groups, router.n_heads, router.n_skills),
     )
     known = torch.arange(router.n_tasks, device=predictor.device)

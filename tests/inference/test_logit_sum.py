@@ -1,13 +1,13 @@
 """Sums of logits against models that compute all logits in full passes, one row at a time."""
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning_fabric.plugins import Precision
 
 import mttl
 from helpers.backbones import tiny_llama, tiny_t5
@@ -171,7 +171,7 @@ def test_added_logits_are_those_of_full_passes(kind: str) -> None:
     """For two answers of each prompt, at every step, whatever the beams did in between."""
     model = KINDS_OF_MODELS[kind]()
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
-    run = SimpleNamespace(model=model, tokenizer=tokenizer, precision=Precision())
+    run = SimpleNamespace(model=model, tokenizer=tokenizer, autocast=nullcontext)
     added = AddedLogits(run, 2, 1.0, PROMPTS)
     answers = torch.randint(3, 20, (2 * len(PROMPTS), 4))
     with torch.no_grad():

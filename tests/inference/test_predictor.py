@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning_fabric.plugins import Precision
 
 import mttl
 from helpers.chat_templates import CHATML, save_tokenizer
@@ -249,7 +248,7 @@ def test_answers_are_computed_in_the_precision_of_evaluation(tmp_path: Path) -> 
     run = mttl.load(folder)
     tasks, questions, answers = evaluated(folder, run)
     assert run.predict(tasks, questions, batch_size=1) == answers
-    single = replace(run, precision=Precision())
+    single = replace(run, mixed=None)
     chosen = [
         model.choose("copy", ["abc"], ["a", "b"])[0].probabilities["a"] for model in (run, single)
     ]
