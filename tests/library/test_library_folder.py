@@ -192,20 +192,11 @@ def test_damage_is_told(tmp_path):
     library.member("one")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format_version": 2}, "format_version: 2 must be 1. Copy it again"),
-        ({"members": {"../x": "0"}}, "must not start with a dot or contain any of"),
-        ({"members": None}, "the key 'members' is missing"),
-    ],
-)
-def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
+def test_a_damaged_list_of_members_is_refused(tmp_path):
     add_members(tmp_path, BASE, [member("one")])
     path = tmp_path / "library.json"
-    facts = json.loads(path.read_text()) | change
-    path.write_text(json.dumps({key: value for key, value in facts.items() if value is not None}))
-    with pytest.raises(CheckpointError, match=message):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"members": {"../x": "0"}}))
+    with pytest.raises(CheckpointError, match="must not start with a dot or contain any of"):
         open_library(tmp_path)
     with pytest.raises(CheckpointError, match="is not a library: it has no library"):
         open_library(tmp_path / "members")
