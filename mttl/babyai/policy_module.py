@@ -82,7 +82,6 @@ class PpoModule(PolicyModule):
     """PPO training of the policies of all levels, on minibatches of rollouts."""
 
     def training_step(self, batch: EpisodeSequences, batch_idx: int) -> Tensor:
-        """Return the loss of a minibatch plus the router's prior."""
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
         loss, statistics = ppo_loss(
             logits.float(),
@@ -105,7 +104,6 @@ class ImitationModule(PolicyModule):
     """
 
     def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch plus the router's prior."""
         logits, values = self._follow(batch)
         of_levels = zip(logits, batch.actions, batch.mask, strict=True)
         weight = self.rl.imitation.entropy_coef
@@ -208,7 +206,6 @@ class EpisodeMonitor(LineMonitor):
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rates of the last rollouts."""
         return {"rates": self._rates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -241,7 +241,6 @@ class PolicyData(pl.LightningDataModule):
         return self.loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all processes."""
         return {"processes": gathered(self.loader.state())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

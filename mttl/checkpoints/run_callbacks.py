@@ -41,7 +41,6 @@ class CheckpointFile(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint."""
         with atomic_path(path) as temporary:
             torch.save(checkpoint, temporary)
 
@@ -94,7 +93,6 @@ class RunLock(Callback):
             )
 
     def teardown(self, *_: Any, **named: Any) -> None:
-        """Release the lock."""
         self._held.close()
 
     on_exception = teardown
@@ -122,7 +120,6 @@ class SaveBest(Checkpoint):
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save if this validation is the best so far."""
         score = float(trainer.callback_metrics["val/score"])
         self.n_validations += 1
         if self.score is None or score > self.score:
@@ -136,7 +133,6 @@ class SaveBest(Checkpoint):
         return f"Kept the weights of step {step}, the best of {times} on the development rows."
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score, and the number of validations."""
         score = None if self.score is None else torch.tensor(self.score)
         return {"best_model_score": score, "n_validations": self.n_validations}
 
@@ -203,7 +199,6 @@ class SaveLast(Checkpoint):
             self.save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the final state."""
         self.save(trainer)
 
 
@@ -218,7 +213,6 @@ class SharedSteps(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Record the number of batches per step."""
         checkpoint["batches_per_step"] = trainer.accumulate_grad_batches
 
     def on_load_checkpoint(

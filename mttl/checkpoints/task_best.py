@@ -57,7 +57,6 @@ class SaveTaskBest(SaveBest):
         return f"Kept each task at its best of {self.n_validations} validations, by step: {steps}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score and step of each task, and their mean score."""
         return {**super().state_dict(), "scores": self.scores, "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -125,17 +125,14 @@ class ExperimentLogger(_RunLogger):
                 self.path.parent.rmdir()
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Log the metrics of a step."""
         self._try(lambda: self._show_numbers(metrics, step or 0))
 
     def log_image(self, name: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
-        """Log an image of a step."""
         self._try(lambda: self._show_image(name, pixels, step))
 
     def log_table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int
     ) -> None:
-        """Log a table of texts of a step."""
         self._try(lambda: self._show_table(name, columns, rows, step))
 
     def finalize(self, status: str) -> None:

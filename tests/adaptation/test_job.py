@@ -164,8 +164,6 @@ def test_rates_come_from_adapt_the_optimizer_from_optim_and_others_by_name() -> 
     ("values", "message"),
     [
         ({"adapt.rl": 1}, "adapt.rl: section 'adapt' has no setting 'rl'. Did you mean 'lr'"),
-        ({"adapt.lr": "fast"}, "adapt.lr: 'fast' must be a number"),
-        ({"adapt.seeds": [13, 14, 13]}, "adapt.seeds: [13, 14, 13] must not contain an entry"),
         ({"adapt.gradient_free": True}, "gradient_free trains coefficients only: it needs mode"),
         ({"adapt.mode": "average", "adapt.init": "coefficients"}, "' has no effect; use mode"),
         ({"adapt.mode": "from_scratch", "adapt.init": "factors"}, "init 'factors' has no effect"),

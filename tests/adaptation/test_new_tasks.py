@@ -55,8 +55,6 @@ def test_a_second_call_repeats_no_finished_job(run: Path, tmp_path: Path) -> Non
     assert told == first
     again = mttl.adapt(run, out=tmp_path, on_result=told.append, **STEPS)
     assert len(again) == len(told) == 2 * len(NEW)
-    with pytest.raises(ConfigError, match=r"adapt\.lr \(0\.001 before, 0\.5 now\)"):
-        mttl.adapt(run, out=tmp_path, lr=0.5, **STEPS)
 
 
 def test_results_of_rows_that_changed_are_not_returned(run: Path, tmp_path: Path) -> None:

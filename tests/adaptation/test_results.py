@@ -75,19 +75,6 @@ def test_one_process_writes_a_file(tmp_path: Path) -> None:
     assert {job.task for job in Results(tmp_path).finished} == {"a", "b", "c"}
 
 
-def test_results_of_another_inventory_are_refused(tmp_path: Path) -> None:
-    check_folder(tmp_path, SETTINGS, "1234")
-    check_folder(tmp_path, SETTINGS, "5678")  # no result yet
-    Results(tmp_path).add(result("a", 0.5))
-    check_folder(tmp_path, SETTINGS, "5678")
-    with pytest.raises(ConfigError, match=r"of other skills \(checksum 5678, now 9\).*--out"):
-        check_folder(tmp_path, SETTINGS, "9")
-    with pytest.raises(ConfigError, match=r"adapt\.lr \(0\.1 before, 0\.2 now\)"):
-        check_folder(tmp_path, SETTINGS.replace("0.1", "0.2"), "5678")
-    assert (tmp_path / "inventory.sha256").read_text() == "5678\n"
-    assert (tmp_path / "config.yaml").read_text() == SETTINGS
-
-
 @pytest.mark.parametrize("place", [".", "trials/adapt.lr=0.1"])
 def test_results_that_do_not_tell_their_inventory_are_refused(tmp_path: Path, place: str) -> None:
     Results(tmp_path / place).add(result("a", 0.5))
@@ -183,16 +170,11 @@ def test_jobs_that_diverge_have_no_result_and_the_others_go_on(tmp_path: Path, k
         diverged.report()
 
 
-@pytest.fixture
-def two_gpus(monkeypatch):
+@pytest.mark.parametrize("shard", [Shard(), Shard(2, 2)])
+def test_each_worker_is_shown_a_gpu_of_its_own(monkeypatch, shard):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("shard", [Shard(), Shard(2, 2)])
-def test_each_worker_is_shown_a_gpu_of_its_own(monkeypatch, shard):
     started = []
 
     def start(command, *, env, **more):

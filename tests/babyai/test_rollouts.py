@@ -124,17 +124,6 @@ def test_rollouts_are_played_in_the_precision_they_are_learned_from(
     assert batch.log_probs.dtype == batch.values.dtype == torch.float32
 
 
-def test_another_number_of_environments_takes_only_the_counts() -> None:
-    """As for a share of `rl.global_n_slots` in a run that continues on more processes."""
-    first = loader(policies())
-    next(iter(first))
-    fewer = loader(policies(), n_slots=1)
-    fewer.load_state(first.state())
-    assert fewer.log.frames.tolist() == first.log.frames.tolist()
-    assert fewer.seen is None
-    assert next(iter(fewer)).inputs[0].shape[0] == 2
-
-
 def test_actions_are_drawn_with_their_probabilities() -> None:
     logits = torch.tensor([0.5, -1.0, 2.0]).expand(20_000, 3)
     actions = sample_actions(logits, torch.Generator().manual_seed(0))
@@ -143,13 +132,16 @@ def test_actions_are_drawn_with_their_probabilities() -> None:
     torch.testing.assert_close(rates, logits[0].softmax(-1), atol=0.0145, rtol=0)
 
 
-def test_environments_that_cannot_be_saved_begin_anew(monkeypatch) -> None:
+@pytest.mark.parametrize("n_slots", [1, 4])
+def test_other_environments_or_some_that_cannot_be_saved_begin_anew(n_slots, monkeypatch) -> None:
+    """A share of `rl.global_n_slots` differs in a run that continues on more processes."""
     first = loader(policies())
     next(iter(first))
-    monkeypatch.setattr(type(first.environments), "state", VectorEnv.state)
-    state = first.state()
-    assert "environments" not in state
-    other = loader(policies())
-    other.load_state(state)
-    assert other.seen is None
+    if n_slots == 4:
+        monkeypatch.setattr(type(first.environments), "state", VectorEnv.state)
+        assert "environments" not in first.state()
+    other = loader(policies(), n_slots)
+    other.load_state(first.state())
     assert other.log.frames.tolist() == first.log.frames.tolist()
+    assert other.seen is None
+    assert next(iter(other)).inputs[0].shape[0] == 2

@@ -37,9 +37,8 @@ class Scored(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
-def run(folder: Path, scores: list[float], n_steps: int, resume: bool = False) -> SaveBest:
+def fit(folder: Path, module: Scored, best: Any, n_steps: int, resume: bool = False) -> None:
     """Validate after each step."""
-    best = SaveBest(folder / "best.ckpt")
     trainer = quiet_trainer(
         max_steps=n_steps,
         val_check_interval=1,
@@ -51,12 +50,17 @@ def run(folder: Path, scores: list[float], n_steps: int, resume: bool = False) -
     )
     sampler = TaskBatchSampler([0] * 9, batch_size=1, seed=0)
     trainer.fit(
-        Scored(scores),
+        module,
         ResumableLoader([0.0] * 9, sampler),
         DataLoader([torch.zeros(1)]),  # type: ignore[arg-type]
         ckpt_path=folder / "last.ckpt" if resume else None,
         weights_only=False,
     )
+
+
+def run(folder: Path, scores: list[float], n_steps: int, resume: bool = False) -> SaveBest:
+    best = SaveBest(folder / "best.ckpt")
+    fit(folder, Scored(scores), best, n_steps, resume)
     return best
 
 

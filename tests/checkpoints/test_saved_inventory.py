@@ -178,12 +178,6 @@ def test_what_is_not_finite_is_refused(saved: Path) -> None:
     assert f"'{name}' has values that are not finite" in refused(saved)
 
 
-def test_a_folder_without_an_inventory(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        assert "has no trained skills" in refused(folder)
-    assert "Name the folder of a finished run" in refused(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "messages"),
     [
@@ -250,19 +244,6 @@ def test_problems_are_listed_by_cause_and_nothing_is_copied(saved: Path) -> None
     assert lines[1] == "skills, unexpected: stranger"
     assert lines[2].startswith(f"skills, of another shape: {second} (2, 3) instead of (")
     assert lines[3] == "router, missing: temperature"
-
-
-def test_a_frozen_backbone_with_other_weights(pretrained: Path, tmp_path: Path) -> None:
-    backbone = Path(shutil.copytree(pretrained, tmp_path / "backbone"))
-    config = load_config(TINY_T5, frozen(backbone))
-    skills = save(trained(config)[0], config, tmp_path)
-    weights = load_file(backbone / "model.safetensors")
-    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
-    weights[name] = weights[name] + 0.1
-    save_file(weights, backbone / "model.safetensors", metadata={"format": "pt"})
-    message = refused(skills)
-    assert f"'{skills}' was trained on the backbone '{backbone}'" in message
-    assert "' was trained on the backbone '" in message
 
 
 def test_a_fingerprint_knows_names_shapes_and_values() -> None:

@@ -5,14 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from checkpoints.test_run_callbacks import Scored
-from helpers.trainer import quiet_trainer
-from mttl.checkpoints.run_callbacks import CheckpointFile, SaveLast
+from checkpoints.test_run_callbacks import Scored, fit
 from mttl.checkpoints.task_best import SaveTaskBest
-from mttl.data.loader import ResumableLoader
-from mttl.data.samplers import TaskBatchSampler
 
 # By validation: the first task is best at step 2 and again, later, at 4; the second at 1, since
 # equal scores keep the first; an undefined score counts as 0; the last has no validation rows.
@@ -41,22 +36,7 @@ class Stacked(Scored):
 
 def run(folder: Path, n_steps: int, resume: bool = False) -> tuple[SaveTaskBest, Stacked]:
     best, module = SaveTaskBest(folder / "best.ckpt", TASKS), Stacked()
-    trainer = quiet_trainer(
-        max_steps=n_steps,
-        val_check_interval=1,
-        check_val_every_n_epoch=None,
-        callbacks=[best, SaveLast(folder / "last.ckpt")],
-        plugins=[CheckpointFile()],
-        num_sanity_val_steps=0,
-        enable_checkpointing=True,
-    )
-    trainer.fit(
-        module,
-        ResumableLoader([0.0] * 9, TaskBatchSampler([0] * 9, batch_size=1, seed=0)),
-        DataLoader([torch.zeros(1)]),  # type: ignore[arg-type]
-        ckpt_path=folder / "last.ckpt" if resume else None,
-        weights_only=False,
-    )
+    fit(folder, module, best, n_steps, resume)
     return best, module
 
 

@@ -1,6 +1,5 @@
 """Adapters and runs become a library, a library becomes runs and adapters again."""
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.backbones import fill
-from helpers.command import note_again, train
+from helpers.command import file_sums, note_again, train
 from helpers.compare import relative_error
 from helpers.fake_repositories import FakeRepositories
 from helpers.gyms import TASKS
@@ -37,14 +36,6 @@ LAYER = {"q_proj": "self_attn.q_proj", "v_proj": "self_attn.v_proj", "up_proj": 
 
 def library(*words: object) -> int:
     return run_command(lambda: LIBRARY.main([str(word) for word in words]))
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def weights(folder: Path) -> dict[str, str]:
@@ -267,7 +258,7 @@ def test_bad_members_are_refused_with_one_list(place, skills, tmp_path, refused)
     write_peft(tmp_path / "bad" / "nameless", config | {"base_model_name_or_path": None}, tensors)
     copy("good")
     copy("task00")
-    before = files(skills)
+    before = file_sums(skills)
     sources = [tmp_path / "bad/*", good, good, tmp_path / "nowhere/*", place / "tiny.yaml"]
     told = refused(LIBRARY.main, "add", skills, *sources)
     for problem in (
@@ -285,7 +276,7 @@ def test_bad_members_are_refused_with_one_list(place, skills, tmp_path, refused)
     ):
         assert problem in told, problem
     assert "good'" not in told
-    assert files(skills) == before
+    assert file_sums(skills) == before
     # The first command of a library leaves nothing either.
     refused(LIBRARY.main, "add", tmp_path / "new", tmp_path / "bad")
     assert not (tmp_path / "new").exists()

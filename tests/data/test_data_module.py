@@ -112,7 +112,7 @@ def test_prepare_data_fills_the_cache_of_what_is_trained_and_validated(make_modu
 
 
 FORM = {"max_input_length": 24, "max_output_length": 8, "batch_size": 9}
-EPOCHS, STEPS = {"max_epochs": 3, "max_steps": -1}, {"max_steps": 15}
+EPOCHS = {"max_epochs": 3, "max_steps": -1}
 ACCUMULATED = {"max_steps": 7, "accumulate_grad_batches": 2}
 PACKED = {"packed_length": 32, "decoder_only": True}
 
@@ -150,12 +150,9 @@ VALIDATED = {"max_steps": 12, "val_check_interval": 4, "check_val_every_n_epoch"
     ("keep", "limits", "every", "asks"),
     [
         ({"every_n_train_steps": 3}, EPOCHS, 3, True),
-        ({"every_n_train_steps": 5}, STEPS, 5, True),
-        ({"every_n_train_steps": 5}, EPOCHS, 5, False),
-        ({"every_n_train_steps": 7}, STEPS, 7, False),
+        ({"every_n_train_steps": 7}, {"max_steps": 15}, 7, False),
         ({}, EPOCHS, 5, True),  # at the end of an epoch
-        ({"save_on_train_epoch_end": False}, VALIDATED, 4, True),  # at a validation
-        ({"save_on_train_epoch_end": False}, VALIDATED, 8, True),
+        ({"save_on_train_epoch_end": False}, VALIDATED, 8, True),  # at a validation
     ],
 )
 def test_a_checkpoint_from_within_a_run_resumes_exactly(

@@ -1,6 +1,7 @@
 """The training command, in this process or in one of its own, and what it wrote."""
 
 import csv
+import hashlib
 import importlib.util
 import json
 import os
@@ -63,6 +64,14 @@ def start(
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
     )
+
+
+def file_sums(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -286,3 +286,23 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
         for name, parameter in module.named_parameters()
         if parameter.grad is not None
     }
+
+
+class Twice(nn.Module):
+    """The same layer at two paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def skilled_at(backbone: nn.Module, target: str) -> SkilledModel:
+    """Attach the average of two skills to one path."""
+    slot = RoutingSlot()
+    make = lambda i, o: filled(LoRAInventory(i, o, 2, rank=2))  # noqa: E731
+    attach_skills(backbone, make, targets=[target], slot=slot)
+    return SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)

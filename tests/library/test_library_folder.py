@@ -1,6 +1,5 @@
 """A library takes all members that it is given or none, and its files are whole at any moment."""
 
-import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.command import file_sums
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.library.library_folder import (
     Library,
@@ -38,14 +38,6 @@ def member(name: str, rank: int = 2, *paths: str, seed: int = 0, **facts) -> Mem
     return Member(
         card, {path: LowRank(draw(LAYERS[path][0]), draw(LAYERS[path][1])) for path in chosen}
     )
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_members_come_back_bit_for_bit(tmp_path):
@@ -103,17 +95,17 @@ BAD = {
 
 def test_bad_members_are_listed_and_nothing_changes(tmp_path):
     add_members(tmp_path, BASE, [member("old")])
-    before = files(tmp_path)
+    before = file_sums(tmp_path)
     given = [member("good"), member("twice"), *BAD.values()]
     with pytest.raises(CheckpointError, match="nothing was added:") as error:
         add_members(tmp_path, BASE, given)
     for message in BAD:
         assert message in str(error.value)
     assert "good" not in str(error.value)
-    assert files(tmp_path) == before
+    assert file_sums(tmp_path) == before
     with pytest.raises(CheckpointError, match=r"is 'org/base' \(fingerprint f{12}\), not"):
         add_members(tmp_path, BASE.model_copy(update={"fingerprint": "0" * 64}), [member("good")])
-    assert files(tmp_path) == before
+    assert file_sums(tmp_path) == before
     with pytest.raises(CheckpointError, match="nothing was added"):
         add_members(tmp_path / "new", BASE, [member("x"), member("x")])
     assert not (tmp_path / "new").exists()
@@ -126,10 +118,10 @@ def test_bad_members_are_listed_and_nothing_changes(tmp_path):
 
 def test_what_is_removed_is_gone(tmp_path):
     add_members(tmp_path, BASE, [member(name) for name in ("a1", "a2", "b1")])
-    before = files(tmp_path)
+    before = file_sums(tmp_path)
     with pytest.raises(ConfigError, match=r"has no member 'b2'\. Did you mean 'b1'"):
         remove_members(tmp_path, ["a*", "b2"])
-    assert files(tmp_path) == before
+    assert file_sums(tmp_path) == before
     assert remove_members(tmp_path, ["a*"]) == ["a1", "a2"]
     library = open_library(tmp_path)
     assert (library.version, list(library.members)) == (2, ["b1"])
@@ -200,20 +192,11 @@ def test_damage_is_told(tmp_path):
     library.member("one")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format_version": 2}, "format_version: 2 must be 1. Copy it again"),
-        ({"members": {"../x": "0"}}, "must not start with a dot or contain any of"),
-        ({"members": None}, "the key 'members' is missing"),
-    ],
-)
-def test_a_damaged_list_of_members_is_refused(tmp_path, change, message):
+def test_a_damaged_list_of_members_is_refused(tmp_path):
     add_members(tmp_path, BASE, [member("one")])
     path = tmp_path / "library.json"
-    facts = json.loads(path.read_text()) | change
-    path.write_text(json.dumps({key: value for key, value in facts.items() if value is not None}))
-    with pytest.raises(CheckpointError, match=message):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"members": {"../x": "0"}}))
+    with pytest.raises(CheckpointError, match="must not start with a dot or contain any of"):
         open_library(tmp_path)
     with pytest.raises(CheckpointError, match="is not a library: it has no library"):
         open_library(tmp_path / "members")

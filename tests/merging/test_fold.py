@@ -10,11 +10,10 @@ from torch import nn
 
 from helpers.backbones import BACKBONES, batch, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import INVENTORIES, ROUTERS, filled, skilled
+from helpers.skills import INVENTORIES, ROUTERS, Twice, skilled, skilled_at
 from mttl.adaptation.modes import apply_mode
 from mttl.merging.fold import average_mixing, fold, task_mixing, unfold
-from mttl.routing import AverageRouter, RoutingSlot
-from mttl.skills import LoRAInventory, SkilledLinear, SkilledModel, attach_skills
+from mttl.skills import SkilledLinear
 from mttl.skills.weights.supermask import SupermaskInventory
 
 # Folded weights are rounded once more (6e-8 each) in every layer of two to four blocks.
@@ -94,18 +93,6 @@ def test_half_precision_is_rounded_once():
     assert not plain.weight.requires_grad
 
 
-class Twice(nn.Module):
-    """The same layer at two paths."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = self.first
-
-    def forward(self, x):
-        return self.second(self.first(x))
-
-
 class Tied(nn.Module):
     """A layer whose weight is that of an embedding, as output heads have it."""
 
@@ -119,15 +106,8 @@ class Tied(nn.Module):
         return self.head(self.table(ids))
 
 
-def on(backbone, target):
-    slot = RoutingSlot()
-    make = lambda i, o: filled(LoRAInventory(i, o, 2, rank=2))  # noqa: E731
-    attach_skills(backbone, make, targets=[target], slot=slot)
-    return SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)
-
-
 def test_a_layer_at_two_paths_is_replaced_at_both():
-    model = on(Twice(), "first")
+    model = skilled_at(Twice(), "first")
     x = torch.randn(1, 3, 4)
     expected = model(torch.tensor([0]), x=x)
     folded = fold(model, average_mixing(model.router))
@@ -142,11 +122,11 @@ def test_mistakes_are_named():
     fold(model, average_mixing(model.router))
     with pytest.raises(ValueError, match="already merged; call `unfold`"):
         fold(model, average_mixing(model.router))
-    tied = on(Tied(), "head")
+    tied = skilled_at(Tied(), "head")
     with pytest.raises(ValueError, match="'head', which shares its weight with 'table'"):
         fold(tied, average_mixing(tied.router))
     assert isinstance(tied.backbone.head, SkilledLinear)
-    whole = on(Twice(), "first")
+    whole = skilled_at(Twice(), "first")
     numbers = torch.zeros(4, 4, dtype=torch.int8)
     whole.backbone.first.base.weight = nn.Parameter(numbers, requires_grad=False)
     with pytest.raises(ValueError, match=r"the weight of 'first' is torch.int8; load the"):

@@ -20,9 +20,9 @@ out: models/merged
 """
 
 
-def write(folder: Path, text: str, encoding: str = "utf-8") -> Path:
+def write(folder: Path, text: str) -> Path:
     path = folder / "recipe.yaml"
-    path.write_text(text, encoding)
+    path.write_text(text, "utf-8")
     return path
 
 
@@ -38,33 +38,22 @@ PLAIN = "base: {model: b}\nmodels: [{model: a}]\nmethod: {kind: arithmetic}\n"
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("weight: 0.15", "weigt: 0.15", "has no setting 'weigt'. Did you mean 'weight'"),
-        ("kind: elastic", "kind: elastik", "'elastik' must be one of arithmetic, cape, elastic"),
         ("kind: elastic", "kind: elastic, floor: 2.0, ceiling: 1.0", "ceiling (1.0) must be at"),
         ("kind: elastic", "kind: elastic, floo: 1", "has no setting 'floo'. Did you mean 'floor'"),
-        ("weight: 0.15", "weight: -1", "models.1.weight: '-1' must be greater than 0"),
-        ("role: anti_expert", "role: antiexpert", "must be one of expert, anti_expert"),
         ("run: runs/crossfit, task: verb_past", "run: r", "needs both run and task"),
         ("model: models/expert, ", "", "must have either model: FOLDER, or run"),
         ("model: models/expert", "model: m, run: r, task: t", "must have either model"),
         ("fisher: expert.safetensors", "weight: 1.0", "models.0.fisher is required for elastic"),
         (", fisher: base.safetensors", "", "base.fisher is required for elastic"),
         ("kind: elastic", "kind: ties", "base.fisher is not used by ties; leave it out"),
-        (
-            "kind: elastic",
-            "kind: cape",
-            "weight is not used by cape; set method.weight",
-        ),
+        ("kind: elastic", "kind: cape", "weight is not used by cape; set method.weight"),
         ("kind: elastic", "kind: fisher_average", "must all be experts for fisher_average"),
         (GOOD, PLAIN.replace("arithmetic", "model_stock"), "must be at least two for model_stock"),
         (GOOD, PLAIN.replace("arithmetic", "della, spread: 0.5"), "must lie between 0 and 1"),
         (GOOD, PLAIN.replace("{model: a}", "{model: a, weight: {}}"), "models.0.weight"),
         ("role: anti_expert", "role: expert", None),
         (GOOD, PLAIN.replace("arithmetic", "cape"), "one expert and one anti_expert for cape"),
-        (GOOD, PLAIN.replace("arithmetic", "ties, density: 0"), "method.density: '0' must be"),
-        (GOOD, PLAIN.replace("[{model: a}]", "[]"), "models: "),
         (GOOD, "- a", "must be a mapping with base, models, method"),
-        (GOOD, "base: [", "line"),
         (GOOD, "models: []\nmethod: {kind: arithmetic}", "base: is missing; it is required"),
     ],
 )
@@ -77,13 +66,6 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str | N
         read_recipe(path)
     assert message in str(refused.value)
     assert str(refused.value).startswith(f"{path}: ")
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_recipe(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="must be UTF-8 text; byte 7"):
-        read_recipe(write(tmp_path, "base: é", "latin-1"))
 
 
 EXPERT, ANTI = {"model": "e", "fisher": "fe"}, {"model": "a", "fisher": "fa", "role": "anti_expert"}

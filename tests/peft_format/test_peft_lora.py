@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
 from helpers.backbones import BACKBONES, batch, fill, tiny_t5
 from helpers.compare import relative_error
-from helpers.skills import filled, skilled
+from helpers.skills import Twice, filled, skilled, skilled_at
 from mttl.io.errors import CheckpointError
 from mttl.library.stacking import stack_members
 from mttl.merging import low_rank_factors
@@ -113,17 +112,7 @@ def test_scales_and_a_layer_at_two_paths_are_refused():
     with pytest.raises(CheckpointError, match=r"cannot be exported as LoRA: IA3Inventory does not"):
         mixture_adapter(model, task_mixing(model.router, 0), 4)
 
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.second = self.first
-
-    slot, backbone = RoutingSlot(), Twice()
-    attach_skills(
-        backbone, lambda i, o: filled(LoRAInventory(i, o, 2)), targets=["first"], slot=slot
-    )
-    twice = SkilledModel(backbone, AverageRouter(1, 1, 1, 2), slot)
+    twice = skilled_at(Twice(), "first")
     with pytest.raises(CheckpointError, match="'second' has several names"):
         mixture_adapter(twice, average_mixing(twice.router))
 

@@ -294,7 +294,6 @@ def test_fisher_information_is_read_by_example_and_trains_nothing():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"density": 0.0}, r"density \(0.0\) must be above 0"),
         ({"criterion": "luck"}, r"criterion \('luck'\) must be one of change, magnitude, movement"),
         ({"rounds": 2, "criterion": "random"}, r"rounds \(2\) must be 1 with random supports"),
         ({"rewind": 7, "full_steps": 7}, r"rewind \(7\) must be below full_steps \(7\)"),

@@ -110,17 +110,12 @@ def tree(*heads: str) -> str:
     [
         ("conll", "a O\nb\n", "line 2: the line has 1 cells, but it must have 2, none of them"),
         ("conll", "a\tO\nb\t\n", "line 2: the line has 2 cells, but it must have 2, none of th"),
-        ("conll", b"a O\n\xff O\n", r"line 2 must be UTF-8 text; byte 1 \(0xff\) is not"),
         ("conll", "a O\nb I-X\n\nc B-X\n", 'line 2: a span starts with "I-X", but in line 4'),
         ("conll", "a B-X\n\nb B-X\nc I-Y\n", 'line 4: .* with "I-Y", but in line 1 with "B-X"'),
         ("conll", "a B-X\nb E-Y\n", 'line 2: a span starts with "E-Y", but in line 1 with "B'),
         ("wikiann", "en:a\tO\nb\tO\n", 'line 2: the word "b" must start with its language'),
         ("conllu", "1 a\n", "line 1: the line has 1 cells, but it must have 10"),
-        (
-            "conllu",
-            "# a\n" + tree("0").replace("1", "2", 1),
-            'line 2: .* number "2" instead of 1',
-        ),
+        ("conllu", "# a\n" + tree("0").replace("1", "2", 1), "line 2: .* number .2. instead of 1"),
         ("conllu", tree("0", "_"), 'line 2: the head "_" must be a number from 0 to 2'),
         ("conllu", tree("0", "3"), 'line 2: the head "3" must be a number from 0 to 2'),
         ("conllu", tree("0", "3", "2"), "line 2: the heads of the words 2, 3 form a cycle"),

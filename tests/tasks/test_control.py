@@ -113,7 +113,6 @@ def test_training_rows_have_the_codes_of_their_answers(tmp_path: Path) -> None:
         ("{knowledge_f1: 20}", "of 20 bins; lower their number"),
         ("{rouge: 2}", "'rouge' fill only 1 of 2 bins; .* instead of references"),
         ("{knowledge_f1: 1}", "control.knowledge_f1: 1 must be greater than or equal to 2"),
-        ("{f2: 2}", 'control.f2: "f2" must be one of exact'),
         ("{knowledge_f1: 2, 'knowledge_f1 ': 2}", "must not contain a metric twi"),
     ],
 )

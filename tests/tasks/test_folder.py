@@ -46,8 +46,6 @@ def add(gym, name, text="a\tb\n"):
          'have the columns task, metric, .* its header is "name,metric"'),
         (lambda gym: gym.table.write_text("task,metric\none,EM\none,ACC\n"),
          lambda gym: gym.metric("one"), "TASKS.csv, line 3: the task 'one' occurs twice"),
-        (lambda gym: gym.table.write_text("task,metric,description\none,EM,Say, please\n"),
-         lambda gym: gym.metric("one"), "line 2: 4 cells; the header has 3"),
     ],
 )  # fmt: skip
 def test_mistakes(make_gym, damage, use, message):

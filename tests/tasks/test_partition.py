@@ -8,7 +8,7 @@ from mttl.tasks.partition import Partition, select_tasks
 
 def read(folder, content):
     path = folder / "partition.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.write_text(json.dumps(content))
     return Partition.read(path)
 
 
@@ -20,11 +20,7 @@ def test_order_is_kept_and_lists_may_be_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"train": ["a"],}', "partition.json', line 1, column .*not valid JSON"),
-        ('["a"]', r"it: \[\"a\"\] must be a mapping of settings"),
-        ('{"train": ["a"], "train": ["b"]}', 'the key "train" is repeated'),
         ({"train": ["a"], "tset": []}, "unknown key 'tset'.* Did you mean 'test'"),
-        ({"train": "a"}, 'train: "a" must be a list'),
         ({"train": ["a", " "]}, r"train.1: \" \" must be a name"),
         ({"train": ["a", "b", "a"]}, r"names 'a' twice: train\[0\] and train\[2\]"),
         ({"train": ["a"], "test": ["b", "a"]}, r"'a' twice: train\[0\] and test\[1\]"),

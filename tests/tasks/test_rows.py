@@ -56,14 +56,12 @@ JSON = Path("task_16_100_train.jsonl")
         (PATH, b"a\tb\nno answer\n", "line 2: no tab between input and output in 'no answer'."),
         (PATH, b"a\tb\n \r\n\tc\n", r"line 3: the input is empty"),
         (PATH, b"a\tb\t \tc\n", "line 1: output 2 of 3 is empty"),
-        (PATH, b"a\tb\nc\td\xff\n", r"line 2 must be UTF-8 text; byte 4 \(0xff\) is not"),
         (JSON, b"", "is empty; it must have at least one line '\\{\"input"),
         (JSON, b"a\tb", r"line 1, column 1: not valid JSON"),
         (JSON, b'["a"]', r'line 1: .* is not a row; it must look like \{"input": "..."'),
         (JSON, b'{"input": "a", "outputs": ["b"], "more": 1}', "is not a row"),
         (JSON, b'{"input": 3, "outputs": ["b"]}', "is not a row"),
         (JSON, b'{"input": " ", "outputs": ["b"]}', "line 1: the input is empty"),
-        (JSON, b'{"input": "a", "input": "a", "outputs": ["b"]}', 'the key "input" is repeated'),
     ],
 )
 def test_malformed_files_are_errors_with_file_line_and_reason(path, data, message):
@@ -124,7 +122,6 @@ def test_columns_are_named_where_there_is_no_header(tmp_path):
     ("name", "text", "message"),
     [
         ("x.jsonl", '{"a": 1}\n{"a": \n', r"x\.jsonl, line 2, column 1?\d: not valid JSON"),
-        ("x.jsonl", '{"a": 1, "a": 2}\n', 'line 1: not valid JSON: the key "a" is repeated'),
         ("x.jsonl", '{"a": 1}\n[1]\n', r"x\.jsonl, line 2: contains \[1\]; it must contain an"),
         ("x.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"line 2 must be UTF-8 text; byte 8 \(0xff\)"),
         ("x.tsv", "a\tb\n1\t2\n3\n", r"x\.tsv, line 3: 1 cells; the header has 2 \(a, b\)"),
@@ -172,18 +169,3 @@ def test_a_comma_in_the_first_line_separates(tmp_path):
     assert list(read_records(write(tmp_path / "x.csv", "a;b;c,d\n1;2;3,4\n"))) == [
         {"a;b;c": "1;2;3", "d": "4"}
     ]
-
-
-# Headers as in the descriptions of XNLI and AmericasNLI; quotes are part of the text.
-XNLI = """language gold_label sentence1_binary_parse sentence2_binary_parse sentence1_parse
-sentence2_parse sentence1 sentence2 promptID pairID genre label1 label2 label3 label4 label5
-sentence1_tokenized sentence2_tokenized match"""
-
-
-@pytest.mark.parametrize("header", [XNLI, "language premise hypothesis label"])
-def test_tables_of_language_inference(tmp_path, header):
-    texts = {"language": "aym", "sentence1": '"Jan’', "premise": '"Jan’', "label1": "neutral"}
-    record = {name: texts.get(name, '"') for name in header.split()}
-    lines = "\t".join(record), "\t".join(record.values())
-    (tmp_path / "test.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert list(read_records(tmp_path / "test.tsv")) == [record]

@@ -1,4 +1,3 @@
-import math
 from io import StringIO
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from mttl.training.report import (
     attention_by_task,
     baseline_results,
     result_table,
-    write_baselines,
     write_routing,
 )
 from mttl.training.text_to_text import TextToTextModule
@@ -127,39 +125,22 @@ def test_baselines_are_scored_on_a_tasks_first_sample_among_those_asked_for(gym:
     assert other == Result("many", "dev", "100", 7, "EM", 0.5, 2)
 
 
-def test_baselines_file(tmp_path: Path) -> None:
-    write_baselines(
-        tmp_path / "baselines.csv",
-        {
-            "dev": {"copy": [result("a", "dev", 1 / 3)]},
-            "test": {"majority": [result("mean", "test", math.nan, "all")]},
-        },
-    )
-    assert (tmp_path / "baselines.csv").read_text() == (
-        "baseline,task,split,sample,seed,metric,score,n\n"
-        "copy,a,dev,100,13,EM,0.333333,4\n"
-        "majority,mean,test,all,13,mean,nan,4\n"
-    )
-
-
-@pytest.mark.parametrize("n_heads", [1, 2])
-def test_routing_file(tmp_path: Path, n_heads: int) -> None:
+def test_routing_file(tmp_path: Path) -> None:
     attachment = attach_skills(
         tiny_t5(),
-        lambda i, o: LoRAInventory(i, o, 3, n_heads=n_heads),
+        lambda i, o: LoRAInventory(i, o, 3, n_heads=2),
         targets=["attention"],
         slot=RoutingSlot(),
         granularity="stack",
     )
-    router = spread(PolytroponRouter(2, 4, n_heads, 3))
+    router = spread(PolytroponRouter(2, 4, 2, 3))
     write_routing(tmp_path / "routing.npz", router, attachment.groups, ["a", "b", "c", "ü"])
     arrays = np.load(tmp_path / "routing.npz", allow_pickle=False)
-    groups = ["encoder", "decoder"]
-    named = [f"{group}/head {head}" for group in groups for head in range(n_heads)]
-    assert arrays["groups"].tolist() == (groups if n_heads == 1 else named)
+    named = [f"{group}/head {head}" for group in ("encoder", "decoder") for head in range(2)]
+    assert arrays["groups"].tolist() == named
     assert arrays["tasks"].tolist() == ["a", "b", "c", "ü"]
-    for row in range(2 * n_heads):
-        group, head = divmod(row, n_heads)
+    for row in range(4):
+        group, head = divmod(row, 2)
         active = torch.sigmoid(router.get_parameter("logits")[group, :, head]).detach()
         expected = active / active.sum(1, keepdim=True)
         # The router adds 1e-12 to the sum.

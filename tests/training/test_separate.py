@@ -206,7 +206,6 @@ def test_task_means_are_those_of_each_task() -> None:
         ("backbone.train=true", "backbone.train must be false"),
         ("optim.kind=adafactor optim.separate=true", "optim.kind must be adamw or adam"),
         ("optim.separate=false", "tasks needs separate: true"),
-        ("optim.tasks.copy.lr=0", "optim.tasks.copy.lr"),
         ("optim.tasks={cpy: {lr: 1.0}}", "'cpy' is not a training task.*copy"),
         ("optim.tasks={copy: {steps: 13}}", "up to 13 steps, .* is 12; set trainer.max_steps=13"),
         (

@@ -23,6 +23,7 @@ from mttl.training.loss import global_mean
 from mttl.training.report import count_tokens
 from mttl.training.text_to_text import TextToTextModule
 from mttl.training.token_balance import LOADS, BiasBalancing
+from training.test_text_to_text import tokenizer
 
 TASKS = torch.tensor([0, 2, 1])
 
@@ -31,15 +32,10 @@ def biased(place: Any) -> Any:
     return top2(place, bias=BiasBalance(N_EXPERTS, rate=0.5))
 
 
-class Tokenizer:
-    def batch_decode(self, ids: Tensor, skip_special_tokens: bool) -> list[str]:
-        return [" ".join(map(str, row.tolist())) for row in ids]
-
-
 def module_of(model: SkilledModel, **settings: Any) -> TextToTextModule:
     metrics = {name: "EM" for name in "abc"[: model.router.n_tasks]}
     optimization = AdamW(kind="adamw", lr=0.1, schedule="constant", warmup=0)
-    module = TextToTextModule(model, Tokenizer(), metrics, optimization, **settings)  # type: ignore[arg-type]
+    module = TextToTextModule(model, tokenizer(), metrics, optimization, **settings)
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     return module
 

@@ -76,7 +76,6 @@ class EpisodeLog:
         return {name: getattr(self, name).tolist() for name in ("episodes", "frames", "last")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
         for name, values in state.items():
             getattr(self, name)[:] = values
 

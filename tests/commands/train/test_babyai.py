@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers.babyai import LEVELS, TINY
-from helpers.command import ROOT, load_recipe, read_csv, start
+from helpers.command import ROOT, load_recipe, read_csv, start, train
 from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
@@ -41,12 +41,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(yaml12.dump({**TINY, "run": {"dir": str(folder / "runs")}}))
     return path
-
-
-def train(config: Path, name: str, *overrides: str, resume: bool = False) -> RunFolder:
-    given = ["-c", str(config), "-k", f"run.name={name}", *overrides]
-    assert load_recipe().main(given + ["--resume"] * resume) == 0
-    return RunFolder(config.parent / "runs" / name)
 
 
 @pytest.fixture(scope="module")

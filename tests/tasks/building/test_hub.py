@@ -51,7 +51,6 @@ Exception.__init__(REFUSAL, "503 Service Unavailable")
         (ReadTimeout("slow"), "the hub is unreachable, or HF_HUB_OFFLINE is set"),
         (OSError("Couldn't deserialize thrift"), "'m/x' cannot be loaded .Couldn't deserialize"),
         (DatasetNotFoundError("it is a gated dataset"), "'m/x' is gated; accept its terms"),
-        (DatasetNotFoundError("it doesn't exist"), "'m/x' cannot be loaded .it doesn't exist"),
     ],
 )
 def test_reasons(monkeypatch, error, message):
