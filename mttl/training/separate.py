@@ -44,8 +44,10 @@ class SeparateModule(TextToTextModule):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        layers = self.model.skilled_layers().values()
+        own = {id(value) for layer in layers for value in layer.inventory.stacks()}
         for name, value in self.model.named_parameters():
-            if value.requires_grad and value.shape[:1] != (len(self.tasks),):
+            if value.requires_grad and id(value) not in own:
                 raise ConfigError(
                     f"optim.separate does not work with '{name}', common to all tasks"
                 )
