@@ -140,9 +140,7 @@ def _problems(
         "all skills share a factor (shared_down)": getattr(settings.skills, "shared_down", False),
         "adaptation changed parameters of all skills together": not _equal(own, theirs),
         "one of several kinds has parameters of all skills together": shared and len(kinds) > 1,
-        "skills with stages cannot be appended": any(
-            getattr(one, "stages", None) for one in kinds
-        ),
+        "skills with stages cannot be appended": any(getattr(one, "stages", None) for one in kinds),
         f"'{router.kind}' cannot have unused skills": all(
             place.unused is None for place in rows.values()
         ),
