@@ -138,8 +138,8 @@ def _problems(
         "all tasks share the same experts": settings.moe is not None
         or settings.aggregation.kind != "mixture",
         "all skills share a factor (shared_down)": getattr(settings.skills, "shared_down", False),
-        "adaptation changed parameters of all skills together": not _equal(own, theirs),
         "one of several kinds has parameters of all skills together": shared and len(kinds) > 1,
+        "adaptation changed parameters of all skills together": not _equal(own, theirs),
         "skills with stages cannot be appended": any(getattr(one, "stages", None) for one in kinds),
         f"'{router.kind}' cannot have unused skills": all(
             place.unused is None for place in rows.values()

@@ -18,8 +18,8 @@ class MTLLoRAInventory(LoRAInventory):
     Skill k changes the weight by
     :math:`s \sum_i \mathrm{softmax}(c_k / \tau)_i B_i \Lambda_k A^\top`. All skills share A (I, r)
     and the :math:`B_i` (O, r). A skill is a matrix :math:`\Lambda_k` (r, r), which starts as the
-    identity, and the n logits :math:`c_k`. The change of a mixture is the sum of the changes of its
-    skills, times the sum of the weights if they are not normalised.
+    identity, and the n logits :math:`c_k`. A mixture is the weighted sum of the changes, times the
+    sum of the weights if they are not normalised.
 
     The paper's model has a skill per task (router ``private``). Adaptation trains
     :math:`\Lambda_k` and :math:`c_k`, and keeps A and the :math:`B_i`, unless it trains the
@@ -73,10 +73,10 @@ class MTLLoRAInventory(LoRAInventory):
         parts = mix_blocks(self._parts(), self.scale * weights)
         return weights.sum(-1, keepdim=True) * self.down, (parts.mT @ self._ups()).mT
 
-    def _parts(self) -> Float[Tensor, "K nr r"]:
+    def _parts(self) -> Float[Tensor, "K q r"]:
         """Return each skill's transform, times its weight of each up-projection."""
         chosen = (self.logits / self.temperature).softmax(-1)
         return (chosen[:, :, None, None] * self.transforms[:, None]).flatten(1, 2)
 
-    def _ups(self) -> Float[Tensor, "nr O"]:
+    def _ups(self) -> Float[Tensor, "q O"]:
         return self.up.mT.flatten(0, 1)
