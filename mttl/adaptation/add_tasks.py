@@ -31,13 +31,15 @@ def add_tasks(
     """Return an inventory with the tasks of a run and those adapted from it.
 
     If adaptation left the skills unchanged, only the task's routing weights are added. Otherwise
-    the adapted skills are appended to those of the run, for use by the new task only. Raises a
-    `CheckpointError` if a task already exists, its backbone was trained, its router is of another
-    kind, or its skills cannot be combined with those of the run.
+    the adapted skills are appended to those of the run, for use by the new task only; parameters
+    of all skills together stay. Raises a `CheckpointError` if a task already exists, its backbone
+    was trained, its router is of another kind, or its skills cannot be combined with those of the
+    run.
     """
     settings = read_found_settings(run)
     rows = router_class(settings.router).rows_of_tasks()
     n_skills = settings.skills.n_skills if settings.skills.kind != "none" else 1
+    shared = _shared(settings, run.skills)
     own = n_total = count_skills(n_skills, settings.router, len(run.tasks))
     names, skills, router = list(run.tasks), dict(run.skills), dict(run.router)
     heads = dict(run.heads)  # by id of the task
@@ -57,7 +59,8 @@ def add_tasks(
             )
         row, in_front, behind = new.router, 0, n_total - own
         if not _equal(new.skills, run.skills):
-            skills = {name: torch.cat([skills[name], new.skills[name]]) for name in skills}
+            for name in skills.keys() - shared:
+                skills[name] = torch.cat([skills[name], new.skills[name]])
             in_front, behind = n_total, 0
             router = _padded(router, rows, 0, own)
             n_total += own
@@ -86,6 +89,13 @@ def add_tasks(
         router=router,
         heads=heads,
     )
+
+
+def _shared(settings: ModelSettings, skills: Tensors) -> set[str]:
+    """Return the names of tensors that belong to all skills of a layer together."""
+    kinds = kinds_of(settings.skills)
+    common = {name for one in kinds for name in one.part_class.common_parameters}
+    return {name for name in skills if name.rpartition(".")[2] in common}
 
 
 def _padded(tensors: Tensors, rows: Mapping[str, TaskRows], in_front: int, behind: int) -> Tensors:
@@ -122,13 +132,15 @@ def _problems(
     common = [{k: v for k, v in part.router.items() if k not in rows} for part in (new, run)]
     if not _equal(*common):
         yield "adaptation changed the router's common parameters"
+    shared, kinds = _shared(settings, run.skills), kinds_of(settings.skills)
+    own, theirs = ({name: part.skills[name] for name in shared} for part in (run, new))
     reasons = {
         "all tasks share the same experts": settings.moe is not None
         or settings.aggregation.kind != "mixture",
         "all skills share a factor (shared_down)": getattr(settings.skills, "shared_down", False),
-        "skills with stages cannot be appended": any(
-            getattr(one, "stages", None) for one in kinds_of(settings.skills)
-        ),
+        "one of several kinds has parameters of all skills together": shared and len(kinds) > 1,
+        "adaptation changed parameters of all skills together": not _equal(own, theirs),
+        "skills with stages cannot be appended": any(getattr(one, "stages", None) for one in kinds),
         f"'{router.kind}' cannot have unused skills": all(
             place.unused is None for place in rows.values()
         ),

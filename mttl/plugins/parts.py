@@ -58,6 +58,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "skills": {
         "lora": "mttl.skills.weights.lora:LoRAInventory",
+        "mtl_lora": "mttl.skills.weights.mtl_lora:MTLLoRAInventory",
         "dora": "mttl.skills.weights.dora:DoRAInventory",
         "vera": "mttl.skills.weights.vera:VeRAInventory",
         "ia3": "mttl.skills.weights.ia3:IA3Inventory",

@@ -51,6 +51,7 @@ class GatedInventory(Inventory):
                 "an output (lora, adapter, krona …), and for prefixes with gated: true"
             )
         self.skills = skills
+        self.common_parameters = tuple(f"skills.{name}" for name in skills.common_parameters)
         self.weight = nn.Parameter(torch.zeros(skills.n_skills, skills.gate_features))
         self.bias = nn.Parameter(torch.zeros(skills.n_skills, 1))
 

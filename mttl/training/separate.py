@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mttl.config.optim_schema import Optim, TaskOptim
 from mttl.io.errors import ConfigError, nearest
+from mttl.skills.inventory import Inventory
 from mttl.training.loss import task_means
 from mttl.training.optim import schedule_factor
 from mttl.training.text_to_text import TextToTextModule
@@ -44,8 +45,10 @@ class SeparateModule(TextToTextModule):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        parts = [part for part in self.model.modules() if isinstance(part, Inventory)]
+        own = {id(value) for part in parts for value in part.stacks()}
         for name, value in self.model.named_parameters():
-            if value.requires_grad and value.shape[:1] != (len(self.tasks),):
+            if value.requires_grad and id(value) not in own:
                 raise ConfigError(
                     f"optim.separate does not work with '{name}', common to all tasks"
                 )

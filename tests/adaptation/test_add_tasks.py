@@ -22,6 +22,7 @@ from mttl.io.errors import CheckpointError
 
 # No scores: what is added is looked at.
 UNSCORED = ["trainer.max_steps=1", "data.validation=none", "data.evaluate=[]"]
+KINDS = "skills.kinds=[{kind: mtl_lora, targets: [attention]}, {kind: lora, targets: [mlp]}]"
 READING = importlib.import_module("mttl.commands.routing_report.read_routing")
 
 
@@ -189,6 +190,8 @@ def test_what_cannot_be_added(run: Path, row: Path, tmp_path: Path) -> None:
         (["router.shared_skill=true"], "all", "additional skills change the routing weights of"),
         (["skills.shared_down=true"], "all", "all skills share a factor"),
         (["skills.kind=adapter", "skills.stages=[5, 3]"], "all", "skills with stages cannot be"),
+        (["skills.kind=mtl_lora"], "from_scratch", "adaptation changed parameters of all skills"),
+        (["skills.kind=several", KINDS], "all", "one of several kinds has parameters of all"),
     ],
 )
 def test_what_these_routers_cannot(settings, mode, message, tmp_path) -> None:

@@ -149,6 +149,7 @@ OTHERS: dict[str, Make] = {
     "supermask": partial(SupermaskInventory, threshold=0.0),
     "masked_sparse": partial(_seeded(KINDS["masked_sparse"]), threshold=0.0, sparsity=0.7),
     "far": partial(_seeded(KINDS["far"]), sparsity=0.6),
+    "mtl_lora": partial(KINDS["mtl_lora"], rank=RANK, n_up=2),
     "dora": partial(DoRAInventory, rank=RANK),
     "vera": partial(VeRAInventory, rank=5),
 }

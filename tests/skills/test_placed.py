@@ -25,7 +25,7 @@ SEEN = ("prefix, joint", "prefix, computed", "prompt", "ipt")
 HARD = ("head_mask",)
 READING = ("supermask", "masked_sparse", "dora")
 # Of kinds on linear layers `test_uses.py` tests what needs no model.
-LINEAR = [*INVENTORIES, "krona-factors", "supermask", "masked_sparse", "far", "dora", "vera"]
+LINEAR = [*INVENTORIES, "krona-factors", *READING, "far", "mtl_lora", "vera"]
 KINDS = [*PLACED, *LINEAR]
 ATTACHMENT_POINTS = {kind: kind_class(kind).attachment_point for kind in KINDS}
 # The first kind of every attachment point meets every family.

@@ -52,6 +52,7 @@ VECTORS = {
     "ladder": {"gates"},
     "invertible": {f"{part}.{bias}" for part in ("first", "second") for bias in BIASES},
     "intrinsic": {"scales"},
+    "mtl_lora": {"transforms", "logits"},
     "dora": {"magnitude"},
     "vera": {"inner", "outer"},
     "diff_pruning": {"logits"},

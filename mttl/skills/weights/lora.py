@@ -114,7 +114,7 @@ class LoRAInventory(ProductInventory):
             self.register_buffer("start_up", torch.zeros(n_skills, out_features, rank))
         self.down = nn.Parameter(torch.empty(1 if shared_down else n_skills, in_features, rank))
         self.up = nn.Parameter(torch.empty(n_skills, out_features, rank))
-        self.reset_parameters()
+        LoRAInventory.reset_parameters(self)  # subclasses have more parameters
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> Any:
