@@ -9,7 +9,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,7 +123,7 @@ class Card:
 
 
 def _read(name: str) -> str:
-    return resources.files("mttl.inference").joinpath(name).read_text("utf-8")
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _quoted(value: object) -> str:
