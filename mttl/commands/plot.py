@@ -87,13 +87,8 @@ def main(options: argparse.Namespace) -> None:
         both = zip(tasks, cosines.tolist(), strict=True)
         rows = [dict(zip(columns, [task, *row], strict=True)) for task, row in both]
         write_table(folder / "gradients.csv", columns, rows)
-        drawn = similarity_matrix(
-            *(cosines, tasks),
-            order=view.order,
-            categories=view.categories,
-            title=f"{view.name}: cosines of the gradients of tasks",
-            quantity="cosine",
-        )
+        title = f"{view.name}: cosines of the gradients of tasks"
+        drawn = similarity_matrix(cosines, view, title, quantity="cosine")
         figures = chain(figures, [("gradients", drawn)])
     if (tokens := view.tokens) is not None:
         console.print(tables.load_table(tokens))
