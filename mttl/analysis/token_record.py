@@ -90,9 +90,10 @@ class Bigrams:
 
 def load_entropy(loads: Float[np.ndarray, "*layers E"]) -> Float[np.ndarray, "*layers"]:
     """Return the entropy over its maximum: 1 for equal loads, 0 if one expert has all or none."""
-    totals = loads.sum(-1, keepdims=True)
-    shares = np.divide(loads, totals, out=np.zeros(loads.shape), where=totals > 0)
-    return _entropy(shares) / np.log(loads.shape[-1])
+    from scipy.special import entr
+
+    shares = loads / np.maximum(loads.sum(-1, keepdims=True), 1e-12)
+    return entr(shares).sum(-1) / np.log(loads.shape[-1])
 
 
 def mutual_information(counts: Int[np.ndarray, "A E"]) -> float:
@@ -102,25 +103,14 @@ def mutual_information(counts: Int[np.ndarray, "A E"]) -> float:
     nats for a rows, e columns and n entries; this is subtracted. Empty rows and columns do not
     count.
     """
-    table = counts[counts.sum(1) > 0][:, counts.sum(0) > 0].astype(np.float64)
-    total = table.sum()
-    if not total:
+    from sklearn.metrics import mutual_info_score
+
+    if not counts.any():
         return 0.0
-    joint = table / total
-    found = _entropy(joint.sum(1)) + _entropy(joint.sum(0)) - _entropy(joint.ravel())
-    bias = (table.shape[0] - 1) * (table.shape[1] - 1) / (2 * total)
+    found = mutual_info_score(None, None, contingency=counts)
+    n_rows, n_columns = counts.any(1).sum(), counts.any(0).sum()
+    bias = (n_rows - 1) * (n_columns - 1) / (2 * counts.sum())
     return float(max(0.0, found - bias) / np.log(2))
-
-
-def entropy_bits(counts: Float[np.ndarray, "E"]) -> float:
-    """Return the entropy in bits, an upper bound on the mutual information."""
-    total = counts.sum()
-    return float(_entropy(counts / total) / np.log(2)) if total else 0.0
-
-
-def _entropy(shares: np.ndarray) -> np.ndarray:
-    logs = np.log(shares, out=np.zeros(shares.shape), where=shares > 0)
-    return -(shares * logs).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -191,7 +181,7 @@ def write_token_record(
         "counts": counts.tasks,
         "dropped": counts.dropped / np.maximum(totals, 1),
         "task_bits": np.array([mutual_information(table) for table in counts.tasks]),
-        "expert_bits": np.array([entropy_bits(table.sum(0)) for table in counts.tasks]),
+        "expert_bits": load_entropy(counts.tasks.sum(1)) * np.log2(counts.n_experts),
         **{name: np.array([row[name] for row in rows]) for name in rows[0]},
     }
     with atomic_path(path) as temporary, temporary.open("wb") as file:

@@ -56,8 +56,7 @@ def run_jobs(name: str, work: str, options: argparse.Namespace) -> None:
         options.tasks = ",".join(tasks_to_adapt_to(options.tasks, source))
     config: Any = load_any_config(options.config or "", overrides, run=source)
     if source is not None:
-        names = (source, options.tasks, options.samples)
-        check_adaptation(config, *names, allow_seen=options.allow_seen)
+        check_adaptation(config, options)
         from mttl.assembly.saved_settings import check_overrides
 
         check_overrides(source, config, overrides)

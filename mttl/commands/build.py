@@ -79,7 +79,7 @@ def main(options: argparse.Namespace) -> int:
     if name is not None and raw is None:
         raise TaskError(f"--collection {name}: name the folder of its downloaded copy with --raw")
     listed = resolve_name(f"mttl.tasks.building.{name}:tasks")(raw) if name is not None else []
-    tasks = choose(options.tasks, options.partition, options.config, listed)
+    tasks = choose(options, listed)
     if options.status:
         print_status(tasks, out, samples)
         return SUCCESS
@@ -103,12 +103,7 @@ def main(options: argparse.Namespace) -> int:
     return SUCCESS if all(outcome.status in COMPLETE for outcome in outcomes) else USER_MISTAKE
 
 
-def choose(
-    names: Sequence[str] | None,
-    partition: str | None,
-    config: str | None,
-    listed: "Sequence[Task]" = (),
-) -> "list[Task]":
+def choose(options: argparse.Namespace, listed: "Sequence[Task]") -> "list[Task]":
     """Return the tasks that the options name; by default all of CrossFit's or all ``listed``.
 
     A partition is a file, or the name of one under ``configs/partitions``.
@@ -117,9 +112,10 @@ def choose(
     from mttl.tasks.partition import Partition
     from mttl.tasks.task_file import crossfit, load_tasks
 
+    config, partition = options.config, options.partition
     own = {one.name: one for one in listed} if config is None else load_tasks(config)
     known = own if listed else {**crossfit(), **own}
-    wanted = list(names or ())
+    wanted = list(options.tasks or ())
     if partition is not None:
         file = partition if partition.endswith(".json") else f"partitions/{partition}.json"
         sides = Partition.read(find_file(file, setting="--partition"))
@@ -129,7 +125,7 @@ def choose(
     for name in wanted:
         if name not in known:
             raise TaskError(f"unknown task '{name}'.{nearest(name, known)}")
-    more = () if names or (listed and wanted) else own
+    more = () if options.tasks or (listed and wanted) else own
     return [known[name] for name in dict.fromkeys([*wanted, *more])]
 
 

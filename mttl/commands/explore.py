@@ -55,13 +55,7 @@ def main(options: argparse.Namespace) -> None:
     if options.serve:
         from mttl.serving.live_page import serve_page
 
-        serve_page(
-            *(options.runs[0], options.adapted, options.backbone),
-            host=options.host,
-            port=options.port,
-            pairs=shown[0].pairs,
-            make_page=lambda facts: explore_page(shown, facts),
-        )
+        serve_page(options, shown[0].pairs, lambda facts: explore_page(shown, facts))
         return
     path = Path(options.html or Path(options.runs[0]) / "plots" / "explore.html")
     write_text(path, explore_page(shown))

@@ -67,7 +67,6 @@ def main(options: argparse.Namespace) -> None:
     base = base_model(folders, options.backbone)
     folders = [without_base(folder, base) for folder in folders]
     backbone = Pretrained(kind="pretrained", name=base, tokenizer=options.tokenizer)
-    names = options.tasks.split(",") if options.tasks else None
     form = PromptForm(
         prefix="name" if options.prefix else "none",
         template=options.template,
@@ -82,7 +81,7 @@ def main(options: argparse.Namespace) -> None:
         wrong = [f"{name} does not work with it" for name, value in given if value is not None]
         if wrong := wrong + ["it must be imported without others"] * (len(folders) > 1):
             raise ConfigError(f"'{folders[0].path}' has a router of its own: {', '.join(wrong)}")
-    layers, tasks, sections, further = read(folders, names, options)
+    layers, tasks, sections, further = read(folders, options)
     settings = ModelSettings(backbone=backbone, data=form, **sections)
     imported = build_imported(settings, layers, tasks, **further)
     written = settings.model_dump(mode="json", include={"backbone", "data", *sections})
@@ -91,9 +90,7 @@ def main(options: argparse.Namespace) -> None:
     say(f"The run is in {options.out}")
 
 
-def import_poly(
-    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
-) -> "Import":
+def import_poly(folders: "Sequence[PeftFolder]", options: argparse.Namespace) -> "Import":
     """Return the contents of a Poly adapter."""
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.skills_schema import router_section
@@ -101,7 +98,7 @@ def import_poly(
 
     poly = read_poly(folders[0])
     first = next(iter(poly.values()))
-    tasks = named(names, [f"task{number}" for number in range(len(first.logits))])
+    tasks = named(options, [f"task{number}" for number in range(len(first.logits))])
     layers = {path: (layer.down, layer.up) for path, layer in poly.items()}
     skills = imported_skills(
         layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
@@ -111,9 +108,7 @@ def import_poly(
     return layers, tasks, sections, {"logits": logits}
 
 
-def import_mixlora(
-    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
-) -> "Import":
+def import_mixlora(folders: "Sequence[PeftFolder]", options: argparse.Namespace) -> "Import":
     """Return the contents of a MixLoRA adapter."""
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.moe_schema import MoE
@@ -136,13 +131,11 @@ def import_mixlora(
         if layers:
             scale = {"alpha": float(config["lora_alpha"]), "dropout": config["lora_dropout"]}
             sections["skills"] = imported_skills(layers, mix="factors", **scale)
-    tasks = named(names, [folders[0].path.resolve().name])
+    tasks = named(options, [folders[0].path.resolve().name])
     return layers, tasks, sections, {"experts": experts, "activation": config.get("act_fn")}
 
 
-def import_loras(
-    folders: "Sequence[PeftFolder]", names: list[str] | None, options: argparse.Namespace
-) -> "Import":
+def import_loras(folders: "Sequence[PeftFolder]", options: argparse.Namespace) -> "Import":
     """Return the contents of several LoRA adapters."""
     from mttl.assembly.build_imported import imported_skills
     from mttl.config.skills_schema import router_section
@@ -151,7 +144,7 @@ def import_loras(
 
     common = common_settings(folders)
     adapters = [read_lora(folder, scaled=common is None) for folder in folders]
-    tasks = named(names, [folder.path.resolve().name for folder in folders])
+    tasks = named(options, [folder.path.resolve().name for folder in folders])
     layers = stack_members(adapters)
     private = options.router != "polytropon"
     scaling = common or {"scale": 1.0}
@@ -179,9 +172,9 @@ def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:
     raise ConfigError("the adapter does not name its base model; name it with --backbone")
 
 
-def named(given: list[str] | None, own: list[str]) -> list[str]:
+def named(options: argparse.Namespace, own: list[str]) -> list[str]:
     """Return the names of the tasks after checking them."""
-    names = own if given is None else given
+    names = options.tasks.split(",") if options.tasks else own
     if len(names) != len(own):
         raise ConfigError(f"--tasks has {len(names)} names for {len(own)} tasks")
     if len(set(names)) < len(names) or not all(names):

@@ -4,6 +4,7 @@ Unreadable files are skipped here; the command reports them.
 """
 
 import os
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -111,11 +112,9 @@ def check_tasks(config: "Config") -> None:
         training_tasks(config)
 
 
-def check_adaptation(
-    config: "Config | BabyAIConfig", run: str, tasks: str, samples: str | None, *, allow_seen: bool
-) -> None:
+def check_adaptation(config: "Config | BabyAIConfig", options: Namespace) -> None:
     """Check the run, the new tasks or levels, and the few-shot samples of an adaptation."""
-    seen = run_tasks(run)  # before slow imports
+    tasks, seen = options.tasks, run_tasks(options.source)  # before slow imports
     from mttl.adaptation.plan import new_tasks, read_samples
     from mttl.config.babyai_schema import BabyAIConfig
     from mttl.data.chosen_tasks import open_gym
@@ -123,15 +122,16 @@ def check_adaptation(
     if isinstance(config, BabyAIConfig):
         levels = config.adapt.levels if tasks in ("test", "dev") else tasks.split(",")
         levels = check_levels(levels, "--tasks")
-        if not allow_seen and (known := [level for level in levels if level in seen]):
+        known = [level for level in levels if level in seen]
+        if known and not options.allow_seen:
             raise TaskError(
                 f"the run was trained on {', '.join(known)}. Choose other levels, or allow trained "
                 "ones by --allow-seen"
             )
     elif config.data.tasks is None:
         gym = open_gym(config)
-        for task in new_tasks(tasks, config.data, gym, seen, allow_seen=allow_seen):
-            for sample in read_samples(samples) or ():
+        for task in new_tasks(tasks, config.data, gym, seen, allow_seen=options.allow_seen):
+            for sample in read_samples(options.samples) or ():
                 gym.file(task, "train", sample)
 
 

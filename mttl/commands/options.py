@@ -87,20 +87,10 @@ class CommandParser(argparse.ArgumentParser):
         there = (group for group in self._action_groups if group.title == title)
         return next(there, None) or self.add_argument_group(title)
 
-    @property
-    def read(self) -> "argparse._ArgumentGroup":
-        """Group of input options."""
-        return self.group("input")
-
-    @property
-    def work(self) -> "argparse._ArgumentGroup":
-        """Group of processing options."""
-        return self.group("processing")
-
-    @property
-    def written(self) -> "argparse._ArgumentGroup":
-        """Group of output options."""
-        return self.group("output")
+    # Groups of input, processing and output options.
+    read = property(lambda self: self.group("input"))
+    work = property(lambda self: self.group("processing"))
+    written = property(lambda self: self.group("output"))
 
     def add_source(self, dest: str = "source", *, required: bool = True) -> None:
         """Add a run as the first argument or as ``--from``."""

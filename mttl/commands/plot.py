@@ -60,17 +60,8 @@ def main(options: argparse.Namespace) -> None:
     # These need matplotlib.
     from mttl.analysis.figures.canvas import save_figure
     from mttl.analysis.figures.catalogue import drawings, token_drawings
+    from mttl.commands.routing_report import routing_tables as tables
     from mttl.commands.routing_report.read_routing import read_view, task_factors, token_view
-    from mttl.commands.routing_report.routing_tables import (
-        comparison_table,
-        expert_table,
-        gradient_cosines,
-        gradient_table,
-        likeness_table,
-        load_table,
-        statistics_table,
-        subset_table,
-    )
 
     console = make_console()
     run = Path(options.run)
@@ -80,33 +71,28 @@ def main(options: argparse.Namespace) -> None:
     other = read_view(Path(options.compare)).aligned_with(view) if options.compare else None
     folder = Path(options.out) if options.out else view.record.folder / "plots"
 
-    console.print(statistics_table(view, every=options.all))
+    console.print(tables.statistics_table(view, every=options.all))
     if options.all:
-        console.print(subset_table(view))
+        console.print(tables.subset_table(view))
     if options.adapted:
-        console.print(likeness_table(view, len(options.adapted)))
-    console.print(comparison_table(view, other, task_factors(run, view.record.tasks)))
+        console.print(tables.likeness_table(view, len(options.adapted)))
+    console.print(tables.comparison_table(view, other, task_factors(run, view.record.tasks)))
     figures = drawings(view, other)
     if options.gradients:
         from mttl.analysis.figures.heat_maps import similarity_matrix
 
-        cosines, tasks = gradient_cosines(run, options.gradients), view.record.tasks
-        console.print(gradient_table(cosines, tasks, view.categories))
+        cosines, tasks = tables.gradient_cosines(run, options.gradients), view.record.tasks
+        console.print(tables.gradient_table(cosines, tasks, view.categories))
         columns = ["task", *tasks]
         both = zip(tasks, cosines.tolist(), strict=True)
         rows = [dict(zip(columns, [task, *row], strict=True)) for task, row in both]
         write_table(folder / "gradients.csv", columns, rows)
-        drawn = similarity_matrix(
-            *(cosines, tasks),
-            order=view.order,
-            categories=view.categories,
-            title=f"{view.name}: cosines of the gradients of tasks",
-            quantity="cosine",
-        )
+        title = f"{view.name}: cosines of the gradients of tasks"
+        drawn = similarity_matrix(cosines, view, title, quantity="cosine")
         figures = chain(figures, [("gradients", drawn)])
     if (tokens := view.tokens) is not None:
-        console.print(load_table(tokens))
-        console.print(expert_table(tokens))
+        console.print(tables.load_table(tokens))
+        console.print(tables.expert_table(tokens))
         figures = chain(figures, token_drawings(tokens, view.name))
         if (run / "plots" / "routing.npz").is_file():  # otherwise the view already shows it
             shares = drawings(token_view(run, tokens))

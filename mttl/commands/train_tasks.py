@@ -41,19 +41,11 @@ from mttl.runtime.child_process import forget_launcher
 from mttl.runtime.command import make_console
 from mttl.tasks.folder import Gym
 from mttl.tasks.head_form import HeadForm
+from mttl.training import report
 from mttl.training.loggers import close_loggers, open_loggers, show_answers
 from mttl.training.meta import MetaModule
 from mttl.training.packing_check import check_packing
 from mttl.training.predictions import predict, score, write_predictions, write_results
-from mttl.training.report import (
-    attachment_table,
-    attention_by_task,
-    baseline_results,
-    result_table,
-    write_baselines,
-    write_routing,
-    write_token_routing,
-)
 from mttl.training.separate import SeparateModule, separate_steps
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import TextToTextModule
@@ -183,7 +175,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         if not heads:
             n_generated = len(tasks) - len(options)
             console.print(f"scored options: {len(options)} tasks; generated: {n_generated}")
-        console.print(attachment_table(built.attachment, built.model, built.token_layers))
+        console.print(report.attachment_table(built.attachment, built.model, built.token_layers))
     start = folder.last if step else None
     trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
 
@@ -197,7 +189,9 @@ def train(config: Config, *, resume: bool = False) -> None:
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
-        baselines[split] = baseline_results(gym, metrics, split, config.data, config.run.seed)
+        baselines[split] = report.baseline_results(
+            gym, metrics, split, config.data, config.run.seed
+        )
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)
@@ -205,7 +199,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     close_loggers(trainer, results)
     if trainer.is_global_zero:
         write_results(folder.results, results)
-        write_baselines(folder.baselines, baselines)
+        report.write_baselines(folder.baselines, baselines)
     if trainer.is_global_zero or is_sharded(built.model):  # all processes gather the shards
         shown = {task: gym.description(task) for task in tasks if config.data.descriptions}
         templates = {task: gym.template(task) for task in tasks}
@@ -215,14 +209,14 @@ def train(config: Config, *, resume: bool = False) -> None:
             attention = None
             if isinstance(config.aggregation, Fusion):
                 module.to(trainer.strategy.root_device)  # the trainer has moved it to the CPU
-                attention = attention_by_task(module, data.train_rows, data.collator())
+                attention = report.attention_by_task(module, data.train_rows, data.collator())
             path = folder.plots / "routing.npz"
-            write_routing(path, built.model.router, groups, tasks, attention=attention)
+            report.write_routing(path, built.model.router, groups, tasks, attention=attention)
         if config.moe is not None and config.data.evaluate:
             rows = data.evaluation_dataloader(config.data.evaluate[0])
-            write_token_routing(folder.plots / "token_routing.npz", module, rows)
+            report.write_token_routing(folder.plots / "token_routing.npz", module, rows)
     forget_launcher()
     if trainer.is_global_zero:
         check_still_there(folder)
-        console.print(result_table(results, baselines))
+        console.print(report.result_table(results, baselines))
         console.print(f"The run is in {folder.path}", highlight=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import Environment
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from mttl.data.chat_encoder import on_day
@@ -77,174 +78,52 @@ class Card:
 
     def text(self) -> str:
         """Return the text of the card."""
+        classifier, pipeline = _CLASSIFIERS.get(self.kind, ("", ""))
         usual = "text-generation" if self.decoder_only else "text2text-generation"
         head = {
             "library_name": _LIBRARIES.get(self.kind, "peft"),
-            "pipeline_tag": _CLASSIFIERS.get(self.kind, ("", usual))[1],
+            "pipeline_tag": pipeline or usual,
             "tags": ["mttl", "multi-task"],
         }
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", self.base) and not Path(self.base).is_dir():
             head["base_model"] = self.base
         if self.raw:
             del head["pipeline_tag"]
-        lines = [f"{name}: {json.dumps(value)}" for name, value in head.items()]
-        parts = ["\n".join(["---", *lines, "---"]), f"# {Path(self.place).name}", self.about]
-        parts += [f"Base model: `{self.base}`", self._scores()]
-        if not self.raw:
-            parts += ["## Usage", f"```python\n{self.code()}\n```", self._form(), self._vllm()]
-        parts.append(f"Written by mttl {VERSION}.")
-        return "\n\n".join(part for part in parts if part) + "\n"
-
-    def code(self) -> str:
-        """Return example code that answers one input of the first task."""
-        task, place = self.tasks[0], _quoted(self.place)
-        if self.kind in _CLASSIFIERS:
-            auto, pipeline = _CLASSIFIERS[self.kind]
-            more = ', aggregation_strategy="first"' * (self.kind == "TOKEN_CLS")
-            return (
-                "from peft import PeftModel\n"
-                f"from transformers import AutoConfig, {auto}, AutoTokenizer, pipeline\n\n"
-                f"config = AutoConfig.from_pretrained({place})\n"
-                f"base = {auto}.from_pretrained({_quoted(self.base)}, config=config)\n"
-                f"model = PeftModel.from_pretrained(base, {place}).merge_and_unload()\n"
-                f"tokenizer = AutoTokenizer.from_pretrained({place})\n"
-                f'answer = pipeline("{pipeline}", model=model, tokenizer=tokenizer{more})\n'
-                f"print(answer({_quoted(QUESTION)}))"
-            )
-        if self.template is None:
-            return (
-                f"import mttl\n\nrun = mttl.from_pretrained({place})\n"
-                f"print(run.predict({_quoted(task)}, [{self._input(task)}])[0])"
-            )
-        auto = "AutoModelForCausalLM" if self.decoder_only else "AutoModelForSeq2SeqLM"
-        peft, first = auto.replace("Auto", "AutoPeft", 1), _quoted(f"{self.place}/{task}")
-        others = [(_quoted(f"{self.place}/{name}"), _quoted(name)) for name in self.tasks[1:2]]
-        given, dtype = ["**inputs"], f'dtype="{self.dtype}"'
-        library, names = [], [auto, "AutoTokenizer", "GenerationConfig"]
-        load = [f"model = {auto}.from_pretrained({_quoted(self.base)}, {dtype})"]
-        if self.kind == "model":
-            names.remove("GenerationConfig")
-            load = [f"model = {auto}.from_pretrained({place}, {dtype})"]
-        elif self.kind == "loras":
-            library = ["from peft import PeftModel"]
-            load += [
-                f"model = PeftModel.from_pretrained(model, {first}, adapter_name={_quoted(task)})",
-                *(f"model.load_adapter({path}, adapter_name={name})" for path, name in others),
-                f"model.set_adapter({_quoted(task)})",
-            ]
-        elif self.kind.startswith("bottleneck"):
-            library = ["import adapters"]
-            chosen = first if self.kind == "bottlenecks" else place
-            load += [
-                "adapters.init(model)",
-                f"model.load_adapter({chosen}, set_active=True, use_safetensors=True)",
-            ]
-        else:
-            library = [f"from peft import {peft}"]
-            names.remove(auto)
-            load = [f"model = {peft}.from_pretrained({place}, {dtype})"]
-        lines = [*library, f"from transformers import {', '.join(names)}", ""]
-        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place})")
-        if self.kind != "model":
-            given.append("generation_config=search")
-            lines.append(f"search = GenerationConfig.from_pretrained({place})")
-        lines += load
-        if self.kind == "poly":
-            given.append("task_ids=torch.tensor([0])")
-        if self.kind == "poly" or not self.template.exact:
-            lines.insert(0, "import torch")
-        lines += self._prompt_section(task)
-        generated = f"model.generate({', '.join(given)})[0"
-        generated += ', inputs["input_ids"].shape[1] :]' if self.decoder_only else "]"
-        shown = "print(tokenizer.decode(answer, skip_special_tokens=True).strip())"
-        return "\n".join([*lines, f"answer = {generated}", shown])
+        page = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+        page.filters["quoted"] = _quoted
+        return page.from_string(_read("card.md.jinja")).render(
+            card=self,
+            title=Path(self.place).name,
+            head=head,
+            classifier=classifier,
+            question=QUESTION,
+            input=self._input(),
+            several=self.template is not None and len(self.template.prompt_prefixes) > 1,
+            command=self._vllm(),
+            version=VERSION,
+        )
 
     def _vllm(self) -> str:
         """Return the command of vLLM that serves the tasks."""
-        if not self.vllm_rank:
-            return ""
-        assert self.template is not None
         command = ["vllm", "serve", self.base, "--tokenizer", self.place]
         command += ["--generation-config", self.place]
-        asked = 'completions`, with the ids of the code above as "prompt"'
-        if self.template.exact:
+        if self.template is not None and self.template.exact:
             command += ["--chat-template", f"{self.place}/chat_template.jinja"]
-            named = ', "chat_template_kwargs": {"task": TASK}'
-            asked = "chat/completions`" + named * (len(self.template.prompt_prefixes) > 1)
         command += ["--enable-lora", "--max-lora-rank", str(self.vllm_rank)]
         command += ["--max-loras", str(len(self.tasks)), "--lora-modules"]
-        command += [f"{task}={self.place}/{task}" for task in self.tasks]
-        return (
-            f"## Serve with vLLM\n\n```bash\n{shlex.join(command)}\n```\n\n"
-            f'Requests: `/v1/{asked}, "model": TASK, "temperature": 0. vLLM computes in 16 bits '
-            "without beams, so answers can differ. Fewer `--max-loras` need less memory."
-        )
+        return shlex.join([*command, *(f"{task}={self.place}/{task}" for task in self.tasks)])
 
-    def _prompt_section(self, task: str) -> list[str]:
-        assert self.template is not None
-        if self.template.exact:
-            named = f", task={_quoted(task)}" if len(self.template.prompt_prefixes) > 1 else ""
-            return [
-                f'question = [{{"role": "user", "content": {self._input(task)}}}]',
-                'settings = {"return_tensors": "pt", "return_dict": True}',
-                "inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True"
-                f"{named}, **settings)",
-            ]
-        before, after = self.template.ends
-        return [
-            f"question = {_quoted(self.template.prompt_prefixes[task])} + {self._input(task)}",
-            'settings = {"add_special_tokens": False, "split_special_tokens": True}',
-            'ids = tokenizer(question, **settings)["input_ids"]',
-            f"ids = torch.tensor([{before} + ids + {after}])",
-            'inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}',
-        ]
-
-    def _input(self, task: str) -> str:
-        """Return code for an input: that of a record, if its template has no filters."""
-        template = self.inputs.get(task, "")
+    def _input(self) -> str:
+        """Return code for an input of the first task: a record, if its template has no filters."""
+        template = self.inputs.get(self.tasks[0], "")
         fields = re.findall(r"\{(.*?)\}", template)
         if not fields or not all(map(str.isidentifier, fields)):
             return _quoted(QUESTION)
         return f"{_quoted(template)}.format(**{_quoted(dict.fromkeys(fields, QUESTION))})"
 
-    def _form(self) -> str:
-        """Return a description of the prompts, and of inputs made of records."""
-        made = "\n".join(f"- `{task}`: `{text}`" for task, text in self.inputs.items())
-        inputs = f"\n\nInputs are made of records by these templates:\n\n{made}" if made else ""
-        codes = [
-            f"\n\nPrompts of `{task}` have the codes `{code.strip()}`: the best answers by these "
-            "metrics. The model also knows lower numbers, down to 1."
-            for task, code in self.codes.items()
-        ]
-        return "".join([self._prompts(), inputs, *codes])
 
-    def _prompts(self) -> str:
-        if self.template is None:
-            return f"Tasks: {', '.join(f'`{task}`' for task in self.tasks)}."
-        prompt_prefixes = self.template.prompt_prefixes
-        if self.template.exact:
-            text = "The tokenizer's chat template formats prompts as in training"
-            text += "; set `task` to one of the tasks below." if len(prompt_prefixes) > 1 else "."
-        else:
-            text = (
-                "The tokenizer merges the line break after an input with the text before it, but "
-                "the model was trained with separate tokens. A chat template cannot express this, "
-                "so the code joins the ids."
-            )
-        if len(prompt_prefixes) == 1:
-            return text
-        rows = [f"| {self.tasks.index(t)} | `{t}` | `{o}` |" for t, o in prompt_prefixes.items()]
-        head = ["| id | task | prefix of its inputs |", "|---:|---|---|"]
-        return "\n".join([text, "", *head, *rows])
-
-    def _scores(self) -> str:
-        head = ["| task | split | metric | score | rows |", "|---|---|---|---:|---:|"]
-        rows = [
-            f"| {row['task']} | {row['split']} | {row['metric']} | {float(row['score']):.4f} | "
-            f"{row['n']} |"
-            for row in self.scores
-        ]
-        return "\n".join([*head, *rows]) if rows else ""
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _quoted(value: object) -> str:
@@ -313,31 +192,7 @@ def _prompts(tokenizer: PreTrainedTokenizerBase, task: str) -> list[list[int]] |
 def _template(frames: Mapping[str, Frame]) -> str:
     """Return a chat template for one input, optionally with its answer."""
     tasks = {task: frame._asdict() for task, frame in frames.items()}
-    lines = [
-        "{%- set questions = messages | selectattr('role', 'equalto', 'user') | list -%}",
-        "{%- if questions | length != 1 -%}",
-        "{{- raise_exception('the model answers one input at a time') -}}",
-        "{%- endif -%}",
-    ]
-    if len(tasks) == 1:
-        lines.append(f"{{%- set frame = {_quoted(next(iter(tasks.values())))} -%}}")
-    else:
-        problem = _quoted(f"set the task (task=...) to one of: {', '.join(tasks)}")
-        lines += [
-            f"{{%- set frames = {_quoted(tasks)} -%}}",
-            f"{{%- if task not in frames -%}}{{{{- raise_exception({problem}) -}}}}{{%- endif -%}}",
-            "{%- set frame = frames[task] -%}",
-        ]
-    lines += [
-        "{%- for message in messages -%}",
-        "{%- if message['role'] == 'user' -%}",
-        "{{- frame['head'] + message['content'] | trim + frame['tail'] -}}",
-        "{%- elif message['role'] == 'assistant' -%}",
-        "{{- frame['lead'] + message['content'] | trim + frame['end'] -}}",
-        "{%- endif -%}",
-        "{%- endfor -%}",
-    ]
-    return "\n".join(lines)
+    return f"{{%- set frames = {_quoted(tasks)} -%}}\n{_read('chat.jinja')}"
 
 
 @dataclass(frozen=True, kw_only=True)

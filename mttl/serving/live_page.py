@@ -5,7 +5,8 @@ across the groups.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -197,25 +198,19 @@ def add_page(page: str, model: LiveModel | None, service: Service, application: 
 
 
 def serve_page(
-    run: str,
-    adapted: Sequence[str],
-    backbone: str | None,
-    *,
-    host: str,
-    port: int,
-    pairs: Any,
-    make_page: Callable[[Mapping[str, Any]], str],
+    options: Namespace, pairs: Any, make_page: Callable[[Mapping[str, Any]], str]
 ) -> None:
     """Serve the page of a run until Ctrl-C or SIGTERM, together with the routes of `serve`.
 
-    Port 0 chooses a free one. ``pairs`` are each group's skills in the page's order; ``make_page``
-    returns the page from the model's data.
+    The options are those of `mttl explore`. ``pairs`` are each group's skills in the page's order;
+    ``make_page`` returns the page from the model's data.
     """
-    with listen(host, port) as listener:
+    (run,) = options.runs
+    with listen(options.host, options.port) as listener:
         tasks: dict[str, ServedTask] = {}
         model = None
         try:
-            models, _ = load_tasks(run, adapted, backbone)
+            models, _ = load_tasks(run, options.adapted, options.backbone)
             for built in models.values():
                 built.require(generates="mttl explore --serve", answers="mttl explore --serve")
             tasks = served_tasks(models, most_tokens=1024, truncate=False)
@@ -224,7 +219,7 @@ def serve_page(
         except MttlError as error:
             facts = {"problem": f"The run cannot answer: {error}"}
         warnings = [facts["problem"]] if "problem" in facts else []
-        if host not in LOCAL:
+        if options.host not in LOCAL:
             warnings.append("warning: everyone who can reach this address can send requests")
         queue = RequestQueue(batch_size=8, wait=0, most=64)
         answer_requests(

@@ -31,9 +31,10 @@ CATEGORIES = ("a", "b", "a", "c")
 SIMILARITY = np.array(
     [[1.0, 0.1, 0.9, 0.3], [0.1, 1.0, 0.2, 0.8], [0.9, 0.2, 1.0, 0.2], [0.3, 0.8, 0.2, 1.0]]
 )
-TREE = task_tree(SIMILARITY)
-ORDER = leaves_list(TREE)
-NAMED = {"tasks": TASKS, "categories": CATEGORIES}
+ROUTING = RoutingRecord(Path("run"), TASKS, ("all",), np.zeros((1, 4, 3)), np.zeros((1, 4, 3)))
+VIEW = RoutingView(ROUTING, CATEGORIES)
+vars(VIEW)["similarity"] = SIMILARITY  # instead of that of the weights
+ORDER = leaves_list(task_tree(SIMILARITY))
 
 
 def texts(figure: Figure) -> list[Text]:
@@ -62,7 +63,7 @@ def row_names(axes: Axes) -> list[str]:
 
 def test_heat_map_rows_follow_the_tree_with_their_categories_and_share_a_scale() -> None:
     weights = np.arange(12.0).reshape(1, 4, 3) / 12
-    figure = heat_maps(weights, ["mean"], order=ORDER, title="Weights", **NAMED)
+    figure = heat_maps(weights, ["mean"], VIEW, "Weights")
     axes = figure.axes[0]
     names = [TASKS[task] for task in ORDER]
     assert row_names(axes) == names
@@ -78,7 +79,7 @@ def test_heat_map_rows_follow_the_tree_with_their_categories_and_share_a_scale()
     # Several panels share one scale and one list of tasks.
     weights = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
     names = ["encoder.block.0.layer.0.SelfAttention.q", "v"]
-    figure = heat_maps(weights, names, order=ORDER, title="Weights", **NAMED)
+    figure = heat_maps(weights, names, VIEW, "Weights")
     shown = [axes for axes in figure.axes if axes.images]
     assert {axes.images[0].get_clim() for axes in shown} == {(0, 1)}
     assert row_names(shown[1]) == []
@@ -88,7 +89,7 @@ def test_heat_map_rows_follow_the_tree_with_their_categories_and_share_a_scale()
 
 
 def test_similarity_matrix_has_tasks_on_both_axes_and_no_diagonal() -> None:
-    figure = similarity_matrix(SIMILARITY, order=ORDER, title="Similarity", **NAMED)
+    figure = similarity_matrix(SIMILARITY, VIEW, "Similarity")
     axes = figure.axes[0]
     names = [TASKS[task] for task in ORDER]
     assert row_names(axes) == names == [label.get_text() for label in axes.get_xticklabels()]
@@ -99,7 +100,7 @@ def test_similarity_matrix_has_tasks_on_both_axes_and_no_diagonal() -> None:
 
 
 def test_dendrogram_leaves_follow_the_tree_and_its_heights_are_the_merges() -> None:
-    figure = dendrogram(TREE, title="Tree", **NAMED)
+    figure = dendrogram(VIEW, "Tree")
     axes = figure.axes[0]
     assert row_names(axes) == [TASKS[task] for task in ORDER]
     joints = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 4]
@@ -121,7 +122,7 @@ def test_statistics_over_training() -> None:
 
 def test_task_map_names_every_point() -> None:
     points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    (axes,) = task_map(points, title="Map", axis_names=("first", "second"), **NAMED).axes
+    (axes,) = task_map(points, VIEW, "Map", ("first", "second")).axes
     assert {text.get_text() for text in axes.texts} == set(TASKS)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("first", "second")
 
@@ -208,13 +209,13 @@ def test_what_skills_are_for_is_drawn_beside_their_weights(crossfit_view: Routin
 
 def test_many_skills_are_legible() -> None:
     weights = np.random.default_rng(0).uniform(size=(2, 4, 40))
-    check_legible(heat_maps(weights, ["x", "y"], order=ORDER, title="W", **NAMED))
-    check_legible(heat_maps(weights[:1], [""], order=ORDER, title="W", **NAMED))
+    check_legible(heat_maps(weights, ["x", "y"], VIEW, "W"))
+    check_legible(heat_maps(weights[:1], [""], VIEW, "W"))
 
 
 def test_files_are_written_whole_with_text_as_text(tmp_path: Path) -> None:
     settings = dict(matplotlib.rcParams)
-    figure = dendrogram(TREE, title="Tree of <tasks> & more, $5 or $6", **NAMED)
+    figure = dendrogram(VIEW, "Tree of <tasks> & more, $5 or $6")
     written = save_figure(figure, tmp_path / "plots" / "tree.block.0")
     png, svg, pdf = written
     names = [path.name for path in written]

@@ -11,8 +11,8 @@ from mttl.analysis.figures.catalogue import token_drawings
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.token_record import (
     TokenCounts,
-    entropy_bits,
     expert_tokens,
+    load_entropy,
     mutual_information,
     read_token_record,
     token_data,
@@ -52,7 +52,7 @@ def test_chance_tells_nothing() -> None:
     # Plug-in estimates would have the mean 44 / 600 nats = 0.106 bits.
     assert np.mean([mutual_information(table) for table in tables]) < 0.02
     assert mutual_information(np.zeros((3, 2), dtype=np.int64)) == 0
-    assert entropy_bits(np.zeros(3)) == 0
+    assert load_entropy(np.zeros(3)) == 0
 
 
 def test_a_record_its_figures_and_page_tell_what_decides(tmp_path: Path) -> None:

@@ -106,17 +106,18 @@ def test_one_source_that_fails_never_stops_the_rest(mine, capsys):
 
 
 def test_choice_of_tasks(mine, tmp_path):
-    def names(*choice):
-        return [task.name for task in build.choose(*choice)]
+    def names(*words):
+        return [task.name for task in build.choose(build.main.parse(list(words)), ())]
 
-    assert len(names(None, None, None)) == 160
-    assert names(["boolq", "ag_news", "boolq"], None, None) == ["boolq", "ag_news"]
-    assert len(names(None, "random", None)) == 160
-    assert names(None, None, str(mine)) == ["colours", "hues"]
-    assert names(["boolq", "hues"], None, str(mine)) == ["boolq", "hues"]
+    own = "--config", str(mine)
+    assert len(names()) == 160
+    assert names("--tasks", "boolq", "ag_news", "boolq") == ["boolq", "ag_news"]
+    assert len(names("--partition", "random")) == 160
+    assert names(*own) == ["colours", "hues"]
+    assert names(*own, "--tasks", "boolq", "hues") == ["boolq", "hues"]
     partition = tmp_path / "few.json"
     partition.write_text(json.dumps({"train": ["boolq"], "test": ["colours"]}))
-    assert names(None, str(partition), str(mine)) == ["boolq", "colours", "hues"]
+    assert names(*own, "--partition", str(partition)) == ["boolq", "colours", "hues"]
 
 
 def test_addresses_are_not_cut(capsys):

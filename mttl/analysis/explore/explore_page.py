@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 
 from mttl.analysis.clustering import tree_joints
-from mttl.analysis.explore.run_facts import (
-    read_adapted,
-    read_answers,
-    read_films,
-    read_run_curves,
-    read_scores,
-)
+from mttl.analysis.explore import run_facts
 from mttl.analysis.palette import category_looks
 from mttl.analysis.projection import on_components, principal_components, task_similarity
 from mttl.analysis.routing_record import RoutingRecord, read_ablation
@@ -81,22 +75,22 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
             note = f"Skills are matched to those of {first.name}."
         except TaskError:
             note = f"Skills are not matched to {first.name}: tasks, layers or skills differ."
-    adapted = read_adapted(folder)
+    adapted = run_facts.read_adapted(folder)
     weights = np.concatenate(
         [record.weights, *(rows[task["kept"]][:, None] for task, rows in adapted)], axis=1
     )
     means, steps, places = _over_training(view, pairs)
     points, shares = principal_components(record.weights)
-    curves, of_tasks = read_run_curves(folder, record.tasks)
-    scores = read_scores(folder)
+    curves, of_tasks = run_facts.read_run_curves(folder, record.tasks)
+    scores = run_facts.read_scores(folder)
     looks = category_looks(view.categories)
     tasks = [
         {
             "name": task,
             "category": category,
             "scores": scores.get(task, []),
-            "answers": read_answers(folder, task),
-            "films": read_films(folder, task),
+            "answers": run_facts.read_answers(folder, task),
+            "films": run_facts.read_films(folder, task),
             "curves": of_tasks.get(task, {}),
         }
         for task, category in zip(record.tasks, view.categories, strict=True)

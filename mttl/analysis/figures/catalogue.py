@@ -3,7 +3,6 @@
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -32,34 +31,29 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
     record, weights = view.record, view.record.weights
     over = what_mean(view)
 
-    def of(what: str, **more: Any) -> dict[str, Any]:
-        common = {"tasks": record.tasks, "categories": view.categories}
-        return {**common, "title": f"{view.name}: {what}", **more}
-
-    title = of(f"mixing weights, {over}", order=view.order)
-    yield "heat_map", heat_maps(view.mean[None], [""], skills=view.skills, **title)
+    title = f"{view.name}: mixing weights, {over}"
+    yield "heat_map", heat_maps(view.mean[None], [""], view, title, skills=view.skills)
     for name, members in layer_parts(record.groups):
         headings = [record.groups[group] for group in members]
-        title = of(f"mixing weights, {name}", order=view.order)
-        yield f"heat_map_{_file_name(name)}", heat_maps(weights[members], headings, **title)
+        title = f"{view.name}: mixing weights, {name}"
+        yield f"heat_map_{_file_name(name)}", heat_maps(weights[members], headings, view, title)
 
-    title = of("similarity of tasks by their routing", order=view.order)
-    yield "similarity", similarity_matrix(view.similarity, **title)
-    title = of("tree of tasks by their routing")
-    yield "dendrogram", dendrogram(view.tree, **title)
-    yield "dendrogram_radial", radial_dendrogram(view.tree, **title)
+    title = f"{view.name}: similarity of tasks by their routing"
+    yield "similarity", similarity_matrix(view.similarity, view, title)
+    title = f"{view.name}: tree of tasks by their routing"
+    yield "dendrogram", dendrogram(view, title)
+    yield "dendrogram_radial", radial_dendrogram(view, title)
 
     points, shares = principal_components(weights)
     trails = [on_components(weights, rows) for rows in view.trails.values()]
-    what = "principal components of the tasks' routing"
+    title = f"{view.name}: principal components of the tasks' routing"
     if trails:
-        what += "; lines: adapted tasks from their first routing weights to their last"
+        title += "; lines: adapted tasks from their first routing weights to their last"
     axes = f"component 1 ({shares[0]:.0%})", f"component 2 ({shares[1]:.0%})"
-    yield "task_map_pca", task_map(points, trails=trails, axis_names=axes, **of(what))
+    yield "task_map_pca", task_map(points, view, title, axes, trails)
     if importlib.util.find_spec("umap") and len(record.tasks) >= SMALLEST_UMAP:
-        points, axes = umap_projection(weights), ("UMAP 1", "UMAP 2")
-        title = of("UMAP of the tasks' routing")
-        yield "task_map_umap", task_map(points, axis_names=axes, **title)
+        points, title = umap_projection(weights), f"{view.name}: UMAP of the tasks' routing"
+        yield "task_map_umap", task_map(points, view, title, ("UMAP 1", "UMAP 2"))
 
     title = f"{view.name}: statistics of the routing by layer"
     yield "statistics_by_layer", statistics_by_layer(view.statistics, record.groups, title=title)
@@ -70,9 +64,8 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
     if other is not None:
         pairs = match_skills(matched(weights, view.pairs), other.record.weights)
         both = np.stack([view.mean, matched(other.record.weights, pairs).mean(0)])
-        title = of("", order=view.order)
-        title["title"] = f"{view.name} and {other.name}: mixing weights, skills matched, {over}"
-        figure = heat_maps(both, [view.name, other.name], **title)
+        title = f"{view.name} and {other.name}: mixing weights, skills matched, {over}"
+        figure = heat_maps(both, [view.name, other.name], view, title)
         yield f"compare_{_file_name(other.name)}", figure
 
 
@@ -83,10 +76,8 @@ def ablation_map(view: RoutingView, found: Ablation) -> Figure:
     return heat_maps(
         np.stack([weights, found.changes[0]]),
         ["mixing weight", f"{found.quantity} without the skill"],
-        view.record.tasks,
-        order=view.order,
-        categories=view.categories,
-        title=f"{view.name}: effect of each skill, {what_mean(view)}",
+        view,
+        f"{view.name}: effect of each skill, {what_mean(view)}",
         changes=f"change of the {unit}",
         less_is_worse=found.scores is not None,
     )

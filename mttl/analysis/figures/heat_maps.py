@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from mttl.analysis.figures import canvas
+from mttl.analysis.routing_view import RoutingView
 
 COLOUR_MAP = "cividis"
 AROUND_ZERO = "RdBu_r"  # blue below zero, white at it, red above
@@ -22,16 +23,14 @@ MARKS = -0.1  # position of the markers of categories, in inches from the axes
 def heat_maps(
     panels: Float[np.ndarray, "P T K"],
     names: Sequence[str],
-    tasks: Sequence[str],
-    *,
-    order: Int[np.ndarray, "T"],
-    categories: Sequence[str],
+    view: RoutingView,
     title: str,
+    *,
     changes: str = "",
     less_is_worse: bool = False,
     skills: Sequence[str] = (),
 ) -> Figure:
-    """Draw matrices of tasks by skills side by side, in one order of tasks and one scale.
+    """Draw matrices of tasks by skills side by side, in the view's order and one scale.
 
     ``names`` are the headings; long ones break at dots and slashes. ``changes`` names the quantity
     of the last panel, which then has its own scale around zero, with worse in red. Skills are
@@ -49,12 +48,12 @@ def heat_maps(
     plain = panels[:-1] if changes else panels
     low, high = float(plain.min()), float(plain.max())
     scale = {"cmap": COLOUR_MAP, "vmin": low, "vmax": high if high > low else low + 1}
-    chosen = [categories[int(task)] for task in order]
+    named, chosen = _in_order(view)
     for number, (matrix, heading) in enumerate(zip(panels, headings, strict=True)):
         axes = canvas.place(figure, number * (panel + canvas.GAP), 0, panel, top)
         if changes and number == n_panels - 1:
             scale = _around_zero(matrix, less_is_worse)
-        image = axes.imshow(matrix[order], aspect="auto", interpolation="nearest", **scale)
+        image = axes.imshow(matrix[view.order], aspect="auto", interpolation="nearest", **scale)
         axes.set_title(heading, pad=4 + canvas.ROW * 72)
         axes.set_xlabel("member" if skills else "skill")
         if skills:
@@ -65,7 +64,6 @@ def heat_maps(
             axes.set_xticks(range(0, n_skills, every))
             axes.tick_params(labeltop=True)
         if number == 0:
-            named = [tasks[int(task)] for task in order]
             canvas.label_rows(axes, named, chosen, marks=MARKS / panel)
             _add_scale(figure, image, right, top, "mixing weight")
     if changes:
@@ -77,21 +75,20 @@ def heat_maps(
 @canvas.styled
 def similarity_matrix(
     similarity: Float[np.ndarray, "T T"],
-    tasks: Sequence[str],
-    *,
-    order: Int[np.ndarray, "T"],
-    categories: Sequence[str],
+    view: RoutingView,
     title: str,
     quantity: str = "correlation",
 ) -> Figure:
     """Draw the similarity of all pairs of tasks; the diagonal, always 1, is left out."""
-    size = len(tasks) * canvas.ROW
+    names, chosen = _in_order(view)
+    size = len(names) * canvas.ROW
     figure = canvas.new_sheet(title, 0, size + 3 * canvas.GAP)
     axes = canvas.place(figure, 0, 0, size, size)
-    shown = np.ma.array(similarity[np.ix_(order, order)], mask=np.eye(len(tasks), dtype=bool))
+    shown = np.ma.array(
+        similarity[np.ix_(view.order, view.order)], mask=np.eye(len(names), dtype=bool)
+    )
     image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
-    names, chosen = ([values[int(task)] for task in order] for values in (tasks, categories))
-    axes.set_xticks(range(len(tasks)), names, rotation=90)
+    axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_xlabel("task")
     canvas.label_rows(axes, names, chosen, marks=MARKS / size)
     for label, coloured in zip(axes.get_xticklabels(), axes.get_yticklabels(), strict=True):
@@ -99,6 +96,12 @@ def similarity_matrix(
     _add_scale(figure, image, size + 0.3, size, quantity)
     canvas.add_legend(figure, size + 0.3, size - SCALE, chosen)
     return figure
+
+
+def _in_order(view: RoutingView) -> tuple[list[str], list[str]]:
+    """Return the tasks and their categories in the order of the tree."""
+    tasks, categories = view.record.tasks, view.categories
+    return [tasks[task] for task in view.order], [categories[task] for task in view.order]
 
 
 def _around_zero(values: np.ndarray, reverse: bool = False) -> dict[str, Any]:

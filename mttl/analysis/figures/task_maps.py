@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from mttl.analysis.clustering import tree_joints
 from mttl.analysis.figures import canvas
 from mttl.analysis.palette import category_looks
+from mttl.analysis.routing_view import RoutingView
 
 TREE_WIDTH = 4.0  # inches
 SMALLEST_RADIUS = 1.6
@@ -26,23 +27,21 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 @canvas.styled
-def dendrogram(
-    tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
-) -> Figure:
+def dendrogram(view: RoutingView, title: str) -> Figure:
     """Draw the dendrogram with the tasks on the right."""
-    leaves, joints = tree_joints(tree)
+    tasks, (leaves, joints) = view.record.tasks, tree_joints(view.tree)
     top = len(tasks) * canvas.ROW
     figure = canvas.new_sheet(title, 0, top + 2 * canvas.GAP)
     axes = canvas.place(figure, 0, 0, TREE_WIDTH, top)
     for places, distances in joints:
         axes.plot(distances, places, **LINE)
     # The root on the left, the first task on top.
-    axes.set(xlim=(_reach(tree), 0), ylim=(len(tasks) - 0.5, -0.5))
+    axes.set(xlim=(_reach(view.tree), 0), ylim=(len(tasks) - 0.5, -0.5))
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.tick_params(axis="x", length=2)
     axes.set_xlabel("1 − correlation")
     axes.yaxis.tick_right()
-    chosen = [categories[leaf] for leaf in leaves]
+    chosen = [view.categories[leaf] for leaf in leaves]
     canvas.label_rows(axes, [tasks[leaf] for leaf in leaves], chosen, marks=1 + 0.1 / TREE_WIDTH)
     axes.tick_params(axis="y", length=0)
     axes.yaxis.set_label_position("right")
@@ -52,11 +51,9 @@ def dendrogram(
 
 
 @canvas.styled
-def radial_dendrogram(
-    tree: Float[np.ndarray, "T-1 4"], tasks: Sequence[str], *, categories: Sequence[str], title: str
-) -> Figure:
+def radial_dendrogram(view: RoutingView, title: str) -> Figure:
     """Draw the dendrogram with its root in the middle and the tasks around it."""
-    leaves, joints = tree_joints(tree)
+    tasks, (leaves, joints) = view.record.tasks, tree_joints(view.tree)
     n_tasks = len(tasks)
     # One row of text per task along the circle, and a gap of one where the ends meet.
     radius = max(SMALLEST_RADIUS, canvas.ROW * (n_tasks + 1) / (2 * np.pi))
@@ -71,14 +68,14 @@ def radial_dendrogram(
         """Return angles clockwise from the top."""
         return np.pi / 2 - 2 * np.pi * (places + 0.5) / (n_tasks + 1)
 
-    scale = radius / _reach(tree)
+    scale = radius / _reach(view.tree)
     for places, distances in joints:
         around = np.linspace(places[1], places[2], ARC_POINTS)
         angles = angle(np.concatenate([places[:1], around, places[3:]]))
         joint = np.full(ARC_POINTS, distances[1])
         radii = radius - scale * np.concatenate([distances[:1], joint, distances[3:]])
         axes.plot(radii * np.cos(angles), radii * np.sin(angles), **LINE)
-    chosen = [categories[leaf] for leaf in leaves]
+    chosen = [view.categories[leaf] for leaf in leaves]
     looks = category_looks(chosen)
     angles = angle(np.arange(n_tasks))
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -106,9 +103,7 @@ def _reach(tree: Float[np.ndarray, "T-1 4"]) -> float:
 @canvas.styled
 def task_map(
     points: Float[np.ndarray, "T 2"],
-    tasks: Sequence[str],
-    *,
-    categories: Sequence[str],
+    view: RoutingView,
     title: str,
     axis_names: tuple[str, str],
     trails: Sequence[Float[np.ndarray, "S 2"]] = (),
@@ -117,6 +112,7 @@ def task_map(
 
     A trail shows how the routing weights of a task changed; it begins with a ring.
     """
+    tasks, categories = view.record.tasks, view.categories
     widths = [canvas.text_width([task]) + SPACE for task in tasks]
     size = max(SMALLEST, float(np.sqrt(AREA_PER_LABEL * sum(widths) * canvas.ROW)))
     figure = canvas.new_sheet(title, 0, size + canvas.GAP)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+from jinja2 import Template
+
 from mttl.adaptation.plan import Results
 from mttl.commands.comparison.comparison_folder import MethodComparison
 from mttl.commands.comparison.existing import ExistingRuns, other_settings, read_scores
@@ -27,10 +29,7 @@ from mttl.io.reading import read_json
 
 # By method and mode; the mode is empty for training tasks.
 Groups = defaultdict[tuple[str, str], list[TaskScore]]
-RUNS_CAPTION = (
-    " Adaptation modes are compared with the reference adapted by `all`, or, if there is none, by "
-    "the same mode."
-)
+CAPTION = Path(__file__).with_name("caption.jinja")
 
 
 def write_tables(
@@ -148,33 +147,6 @@ def n_trained_in(runs: Sequence[Path], mode: str) -> int:
     return count_saved(skills / "skills.safetensors") + routers + common
 
 
-def _budget(comparison: MethodComparison, plans: list[Plan]) -> str:
-    """Return a sentence on the budget of all runs, and how many have finished."""
-    seeds = sorted({item.seed for item in plans})
-    ended = sum(comparison.has_ended(item) for item in plans)
-    overrides = f" `-k {' '.join(comparison.overrides)}`" if comparison.overrides else ""
-    text = (
-        f"`{comparison.config}`{overrides}: {comparison.steps} {comparison.unit} of training, "
-        f"{comparison.adapt_steps} of each adaptation, seeds {', '.join(map(str, seeds))}"
-    )
-    if comparison.samples:
-        text += f", few-shot samples {comparison.samples}"
-    if comparison.examples is not None:
-        text += f", {comparison.examples} rows of each unseen task"
-    text += ". "
-    if ended < len(plans):
-        text += f"{ended} of {len(plans)} runs have finished. "
-    if comparison.n_folds is not None:
-        folds = sorted({item.fold for item in plans})
-        some = len(folds) < comparison.n_folds
-        here = f" (here {', '.join(map(str, folds))})" if some else ""
-        text += (
-            f"Every task is unseen in one of {comparison.n_folds} folds{here}, each trained on the "
-            "tasks of the others. "
-        )
-    return text
-
-
 def _caption(
     comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns]
 ) -> str:
@@ -184,19 +156,14 @@ def _caption(
     first = next((run for run in known if (run / "config.yaml").is_file()), None)
     others = [runs for runs in existing if runs.name != comparison.reference]
     differing = other_settings(first, others) if first is not None else ""
-    seeds = {*(item.seed for item in plans), *(seed for runs in existing for seed in runs.seeds)}
-    few = {
-        1: " With one seed, intervals do not cover the variation between trainings.",
-        2: " With two seeds, intervals are too narrow; use three or more.",
-    }
-    return (
-        (_budget(comparison, plans) if plans else "")
-        + "Mean test scores over tasks, or success rates over levels, in %; in brackets the 95 % "
-        "interval of the paired difference (hierarchical bootstrap over tasks, seeds and few-shot "
-        "samples). Trained parameters are those of skills and router, or those that a mode trains. "
-        "Minutes are CPU time per run; memory is the peak of a process."
-        + few.get(len(seeds), "")
-        + (RUNS_CAPTION if existing else "")
-        + comparison.note(plans)
-        + (f"\n\n{differing}" if differing else "")
+    planned = {item.seed for item in plans}
+    sentences = Template(CAPTION.read_text("utf-8"), trim_blocks=True).render(
+        own=comparison,
+        plans=plans,
+        existing=existing,
+        planned_seeds=sorted(planned),
+        seeds=planned.union(*(runs.seeds for runs in existing)),
+        folds=sorted({item.fold for item in plans}),
+        ended=sum(comparison.has_ended(item) for item in plans),
     )
+    return " ".join(sentences.split()) + (f"\n\n{differing}" if differing else "")
