@@ -122,11 +122,12 @@ class TextToTextModule(ResumableModule):
         trained = batch["references"] if places is None else len(places)
         n = len(batch["task_ids"]) if trained else 0  # padding rows are not trained on
         ids = batch["task_ids"][:n]
-        choice = self.model.router.choice_loss(ids, routing.mixing[:, :n], fared[:n])
+        router, mixing = self.model.router, routing.mixing[:, :n]
+        choice = router.choice_loss(ids, mixing, fared[:n]) if router.draws else None
         if choice is not None:
             routing.add_losses({"choice": global_mean(choice, ids, batch.get("step_rows"))})
         apart = {}
-        if weight := self.model.router.consistency:
+        if weight := router.consistency:
             apart["consistency"] = weight, divergences(logits, _answered(self.model, batch)[0])
         if self.fixed_model is not None:
             task_ids = self._fixed_ids.to(ids.device)[batch["task_ids"]]
