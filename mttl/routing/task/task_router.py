@@ -125,7 +125,7 @@ class TaskRouter(Bounded, nn.Module, ABC):
         weights: Float[Tensor, "G B H K"],
         losses: Float[Tensor, "B"],
     ) -> Float[Tensor, "B"] | None:
-        """Return the loss of a router whose samples have no gradient; None for others.
+        """Return the loss of a router that draws samples without a gradient; None for others.
 
         ``weights`` are samples of `forward` for a training batch; ``losses`` have no gradient.
         """
