@@ -199,8 +199,8 @@ class Predictor:
         layers, reason = self.model.skilled_layers().values(), ""
         if not self.model.router.n_groups:
             reason = "The run routes only tokens"
-        elif "prompts" in self.model.router.seen:
-            reason = "The router reads every prompt"
+        elif self.model.router.reads_text:
+            reason = "The router reads the text"
         elif any(isinstance(layer.inventory, AttendedInventory) for layer in layers):
             reason = "Tokens attend to the skills"
         return reason and f"{reason}, so tasks have no routing weights to mix."

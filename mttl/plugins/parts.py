@@ -41,6 +41,7 @@ PARTS: dict[str, dict[str, str]] = {
         "coefficients": "mttl.routing.task.fixed:CoefficientRouter",
         "smear": "mttl.routing.task.prompt_router:SmearRouter",
         "retrieval": "mttl.routing.task.prompt_router:RetrievalRouter",
+        "xlora": "mttl.routing.task.xlora:XLoRARouter",
         "none": "mttl.routing.task.fixed:NoRouter",
     },
     "token_routers": {

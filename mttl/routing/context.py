@@ -36,7 +36,11 @@ class Routing:
             calls without gradients, such as generation.
         masks: Positions that are tokens; by default all.
         segments: Number of tokens of each example if rows are packed.
+        weigh: Mixing weights of tokens from their tasks and ``states``. If given, ``mixing`` is for
+            a first pass, which computes these states.
     """
+
+    by_token = False  # whether examples are the tokens of a second pass
 
     def __init__(
         self,
@@ -48,8 +52,10 @@ class Routing:
         reuse_merged: bool = False,
         masks: TokenMasks | None = None,
         segments: Sequence[int] = (),
+        weigh: Callable[..., Float[Tensor, "G N H K"]] | None = None,
     ) -> None:
         self.segments = tuple(segments)
+        self.weigh = weigh
         self.task_ids = task_ids
         self.mixing = mixing
         self.n_rows = mixing.shape[1] * rows_per_example
@@ -69,6 +75,22 @@ class Routing:
         if key not in self._merged:
             self._merged[key] = merge()
         return self._merged[key]  # type: ignore[return-value]
+
+    def without_records(self) -> "Routing":
+        """Return a copy for another run of the same layers, whose losses and records are lost."""
+        replay = copy.copy(self)
+        replay.losses, replay.records = {}, []
+        return replay
+
+    def of_tokens(self, states: Float[Tensor, "*rows D"]) -> "Routing":
+        """Return the routing of the second pass, with the weights of each token."""
+        assert self.weigh is not None
+        states = states.flatten(0, -2)
+        counts = self.segments or [len(states) // max(len(self.task_ids), 1)] * len(self.task_ids)
+        task_ids = self.task_ids.repeat_interleave(self.task_ids.new_tensor(counts))
+        routing = _OfTokens(task_ids, self.weigh(task_ids, states=states))
+        routing.losses = self.losses
+        return routing
 
     def add_losses(self, losses: Mapping[str, Tensor]) -> None:
         """Add the auxiliary losses of a layer by name, coefficients included."""
@@ -174,11 +196,19 @@ class RoutingSlot:
     @contextmanager
     def use(self, routing: Routing) -> Iterator[Routing]:
         """Make ``routing`` the current one inside the ``with`` block."""
-        self._stack.append(routing)
+        self.begin(routing)
         try:
             yield routing
         finally:
-            self._stack.pop()
+            self.end()
+
+    def begin(self, routing: Routing) -> None:
+        """Make ``routing`` the current one until `end`."""
+        self._stack.append(routing)
+
+    def end(self) -> None:
+        """Restore the routing before `begin`."""
+        self._stack.pop()
 
     def checkpoint_contexts(
         self,
@@ -187,9 +217,7 @@ class RoutingSlot:
 
         Pass it as ``context_fn`` to `torch.utils.checkpoint.checkpoint` (non-reentrant).
         """
-        replay = copy.copy(self.current)
-        replay.losses, replay.records = {}, []  # those of the recomputation are discarded
-        return nullcontext(), self.use(replay)
+        return nullcontext(), self.use(self.current.without_records())
 
 
 class ConstantSlot(nn.Module):
@@ -210,6 +238,18 @@ class ConstantSlot(nn.Module):
     def current(self) -> Routing:
         """A routing for inputs with any number of rows and positions."""
         return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)
+
+
+class _OfTokens(Routing):
+    by_token = True
+
+    def examples(self, x: Tensor) -> Tensor:
+        if (n_tokens := x.shape[:-1].numel()) != self.mixing.shape[1]:
+            raise ValueError(
+                f"a layer with skills received {n_tokens} tokens, but the router has weights of "
+                f"{self.mixing.shape[1]}; remove the layer from skills.targets"
+            )
+        return x.reshape(n_tokens, 1, -1)
 
 
 class _Constant(Routing):

@@ -13,20 +13,25 @@ from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.task.task_router import TaskRouter
 
 
+def mixes_by(unit: str) -> dict[str, str]:
+    """Return the features that a router lacks if it reads each prompt or token, not the task."""
+    why = f"it mixes skills by {unit}, so a task has no fixed weights"
+    other = f"{why}; use the run itself, or the average (--average)"
+    return {
+        "tells_tasks_apart": f"this router reads {unit}s, not tasks",
+        "policies": f"it reads {unit}s of text; set router.kind: polytropon, for example",
+        "stacks": why,
+        **dict.fromkeys(("merges", "exports_lora"), other),
+        "exports_inventory": f"it mixes skills by {unit}, but Poly mixes by task",
+    }
+
+
 class PromptRouter(TaskRouter):
     """Computes weights from a vector of each prompt; for a task, from the mean of its examples."""
 
     lacks: ClassVar = {
-        "tells_tasks_apart": "this router reads prompts, not tasks",
-        "policies": "it reads prompts of text; set router.kind: polytropon, for example",
-        "stacks": "it mixes skills by prompt, so a task has no fixed weights",
+        **mixes_by("prompt"),
         "packs": "it reads one prompt per sequence; remove data.packed_length",
-        **dict.fromkeys(
-            ("merges", "exports_lora"),
-            "it mixes skills by prompt, so a task has no fixed weights; use the run itself, or the "
-            "average (--average)",
-        ),
-        "exports_inventory": "it mixes skills by prompt, but Poly mixes by task",
     }
     draws = False
 
