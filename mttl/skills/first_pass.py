@@ -18,13 +18,8 @@ def add_first_pass(
     """Run a backbone's stack twice in each forward pass, if the routing weighs tokens.
 
     The first pass has the routing of the examples and no gradient. The second one has the weights
-    of the tokens, from the last hidden states of the first.
-
-    Args:
-        skilled: Layers with skills by path.
-
-    Raises:
-        ValueError: If the backbone has an encoder and a decoder, or skills outside the stack.
+    of the tokens, from the last hidden states of the first. Raises a ValueError if the backbone has
+    two stacks, or a layer with skills (``skilled``, by path) is outside the stack.
     """
     if has_encoder(backbone):
         raise ValueError(

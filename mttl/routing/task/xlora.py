@@ -1,5 +1,6 @@
 """X-LoRA: mixing weights of every token, from the last hidden states of a first pass."""
 
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import torch
@@ -80,7 +81,7 @@ class XLoRARouter(TaskRouter):
         self.top_k, self.scaling_pass_value = top_k, scaling_pass_value
         sizes = [n_features, *[hidden_size] * (depth - 1)]
         layers: list[nn.Module] = []
-        for n_in, n_out in zip(sizes, sizes[1:], strict=False):
+        for n_in, n_out in pairwise(sizes):
             layers += [nn.Linear(n_in, n_out), nn.ReLU(), nn.Dropout(dropout)]
         self.classifier = nn.Sequential(
             *layers, nn.Linear(sizes[-1], n_groups * n_heads * n_skills)

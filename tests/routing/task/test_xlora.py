@@ -128,7 +128,7 @@ def test_a_step_with_a_cache_equals_the_whole_pass() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="an encoder-decoder has two; use a decoder-only"):
-        skilled(tiny_t5())
+        skilled(tiny_t5(), targets=["attention"])
     with pytest.raises(ValueError, match="'lm_head' is outside the stack"):
         skilled(tiny_llama(), targets=["lm_head"])
     with pytest.raises(ValueError, match="softmax 'top_k' needs top_k"):
