@@ -200,7 +200,7 @@ class Predictor:
         if not self.model.router.n_groups:
             reason = "The run routes only tokens"
         elif self.model.router.reads_text:
-            reason = "The router reads the text"
+            reason = "The router reads every prompt"
         elif any(isinstance(layer.inventory, AttendedInventory) for layer in layers):
             reason = "Tokens attend to the skills"
         return reason and f"{reason}, so tasks have no routing weights to mix."

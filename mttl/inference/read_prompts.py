@@ -2,8 +2,8 @@
 
 Answers share the encoder states, or the cached keys and values of a decoder-only model. All of
 a batch are computed together; the rows of an example follow each other as in beam search. The
-prompt is repeated instead for models that route or weigh tokens, are compiled, keep a recurrent state or
-take no positions, for prompt skills, and for decoder-only models in training.
+prompt is repeated instead for models that route or weigh tokens, are compiled, keep a recurrent
+state or take no positions, for prompt skills, and for decoder-only models in training.
 """
 
 import copy
