@@ -134,9 +134,9 @@ def test_x_lora_is_trained_over_frozen_members(place: Path, tmp_path: Path) -> N
         return load_run(tmp_path / name) if not due else None
 
     whole = trained("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        with called_back(SignalAt(1), patch, "mttl.commands.train_tasks.build_trainer"):
-            trained("again", due=130)
+    builder = "mttl.commands.train_tasks.build_trainer"
+    with pytest.MonkeyPatch.context() as patch, called_back(SignalAt(1), patch, builder):
+        trained("again", due=130)
     again = trained("again", "--resume").model.state_dict()
     assert all(torch.equal(value, again[name]) for name, value in whole.model.state_dict().items())
     adapted = ["-c", given[1], "--from", str(tmp_path / "whole"), "--tasks", "copy", "--allow-seen"]

@@ -1,6 +1,7 @@
 """Routers that read prompts instead of task ids: SMEAR, and retrieval of library members."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,24 +14,25 @@ from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.task.task_router import TaskRouter
 
 
-def mixes_by(unit: str) -> dict[str, str]:
-    """Return the features that a router lacks if it reads each prompt or token, not the task."""
-    why = f"it mixes skills by {unit}, so a task has no fixed weights"
-    other = f"{why}; use the run itself, or the average (--average)"
-    return {
-        "tells_tasks_apart": f"this router reads {unit}s, not tasks",
-        "policies": f"it reads {unit}s of text; set router.kind: polytropon, for example",
-        "stacks": why,
-        **dict.fromkeys(("merges", "exports_lora"), other),
-        "exports_inventory": f"it mixes skills by {unit}, but Poly mixes by task",
-    }
+# Features that routers lack if they read each prompt or token instead of the task.
+BY_TEXT: Mapping[str, str] = {
+    "tells_tasks_apart": "this router reads the text, not tasks",
+    "policies": "it reads text; set router.kind: polytropon, for example",
+    "stacks": "it mixes skills by the text, so a task has no fixed weights",
+    **dict.fromkeys(
+        ("merges", "exports_lora"),
+        "it mixes skills by the text, so a task has no fixed weights; use the run itself, or the "
+        "average (--average)",
+    ),
+    "exports_inventory": "it mixes skills by the text, but Poly mixes by task",
+}
 
 
 class PromptRouter(TaskRouter):
     """Computes weights from a vector of each prompt; for a task, from the mean of its examples."""
 
     lacks: ClassVar = {
-        **mixes_by("prompt"),
+        **BY_TEXT,
         "packs": "it reads one prompt per sequence; remove data.packed_length",
     }
     draws = False

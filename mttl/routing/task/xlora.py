@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import Fraction, OneOf, Positive, PositiveInt
-from mttl.routing.task.prompt_router import mixes_by
+from mttl.routing.task.prompt_router import BY_TEXT
 from mttl.routing.task.task_router import TaskRouter
 
 
@@ -48,7 +48,7 @@ class XLoRARouter(TaskRouter):
 
     asks: ClassVar = {"mixes_by_token": "kind"}
     lacks: ClassVar = {
-        **mixes_by("token"),
+        **BY_TEXT,
         "plots": "it mixes skills by token, so a task has no weights to plot",
         "compiles": "it runs the first pass in a hook; set backbone.compile: false",
         "routes_tokens": "it mixes skills by token itself; remove the section moe",
