@@ -40,8 +40,6 @@ class Routing:
             a first pass, which computes these states.
     """
 
-    by_token = False  # whether examples are the tokens of a second pass
-
     def __init__(
         self,
         task_ids: Int[Tensor, "B"],
@@ -82,13 +80,13 @@ class Routing:
         replay.losses, replay.records = {}, []
         return replay
 
-    def of_tokens(self, states: Float[Tensor, "*rows D"]) -> "Routing":
+    def of_tokens(self, states: Float[Tensor, "*rows D"]) -> "TokenRouting":
         """Return the routing of the second pass, with the weights of each token."""
         assert self.weigh is not None
         states = states.flatten(0, -2)
         counts = self.segments or [len(states) // max(len(self.task_ids), 1)] * len(self.task_ids)
         task_ids = self.task_ids.repeat_interleave(self.task_ids.new_tensor(counts))
-        routing = _OfTokens(task_ids, self.weigh(task_ids, states=states))
+        routing = TokenRouting(task_ids, self.weigh(task_ids, states=states))
         routing.losses = self.losses
         return routing
 
@@ -240,16 +238,11 @@ class ConstantSlot(nn.Module):
         return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)
 
 
-class _OfTokens(Routing):
-    by_token = True
+class TokenRouting(Routing):
+    """A routing whose examples are the tokens of a second pass."""
 
     def examples(self, x: Tensor) -> Tensor:
-        if (n_tokens := x.shape[:-1].numel()) != self.mixing.shape[1]:
-            raise ValueError(
-                f"a layer with skills received {n_tokens} tokens, but the router has weights of "
-                f"{self.mixing.shape[1]}; remove the layer from skills.targets"
-            )
-        return x.reshape(n_tokens, 1, -1)
+        return x.reshape(self.mixing.shape[1], 1, -1)
 
 
 class _Constant(Routing):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mttl.routing.context import RoutingSlot
+from mttl.routing.context import RoutingSlot, TokenRouting
 from mttl.skills.inputs.prompt import has_encoder, last_stack
 
 
@@ -54,7 +54,7 @@ def _first_pass(slot: RoutingSlot, stack: nn.Module, args: Any, inputs: dict[str
 
 
 def _end(slot: RoutingSlot, *_: Any) -> None:
-    if slot.in_use and slot.current.by_token:
+    if slot.in_use and isinstance(slot.current, TokenRouting):
         slot.end()
 
 

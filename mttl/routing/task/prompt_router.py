@@ -13,7 +13,6 @@ from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.task.task_router import TaskRouter
 
-
 # Features that routers lack if they read each prompt or token instead of the task.
 BY_TEXT: Mapping[str, str] = {
     "tells_tasks_apart": "this router reads the text, not tasks",

@@ -137,6 +137,14 @@ def test_refusals() -> None:
         XLoRARouter(1, 1, 1, K, 16, top_k=K + 1)
 
 
+def test_trained_weights_get_gradients_under_autocast() -> None:
+    model = skilled(tiny_llama())
+    model.backbone.requires_grad_(True)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(TASKS, **batch(3)).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_checkpointing_and_packing() -> None:
     model, given = skilled(tiny_llama(), scaling_pass_value=0.5), batch(3)
     check_packing(model, 16)
