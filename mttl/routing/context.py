@@ -74,19 +74,13 @@ class Routing:
             self._merged[key] = merge()
         return self._merged[key]  # type: ignore[return-value]
 
-    def without_records(self) -> "Routing":
-        """Return a copy for another run of the same layers, whose losses and records are lost."""
-        replay = copy.copy(self)
-        replay.losses, replay.records = {}, []
-        return replay
-
-    def of_tokens(self, states: Float[Tensor, "*rows D"]) -> "TokenRouting":
-        """Return the routing of the second pass, with the weights of each token."""
+    def of_tokens(self, states: Float[Tensor, "*rows D"]) -> "Routing":
+        """Return the routing of a second pass, whose examples are the tokens."""
         assert self.weigh is not None
         states = states.flatten(0, -2)
         counts = self.segments or [len(states) // max(len(self.task_ids), 1)] * len(self.task_ids)
         task_ids = self.task_ids.repeat_interleave(self.task_ids.new_tensor(counts))
-        routing = TokenRouting(task_ids, self.weigh(task_ids, states=states))
+        routing = _Unchecked(task_ids, self.weigh(task_ids, states=states))
         routing.losses = self.losses
         return routing
 
@@ -194,19 +188,11 @@ class RoutingSlot:
     @contextmanager
     def use(self, routing: Routing) -> Iterator[Routing]:
         """Make ``routing`` the current one inside the ``with`` block."""
-        self.begin(routing)
+        self._stack.append(routing)
         try:
             yield routing
         finally:
-            self.end()
-
-    def begin(self, routing: Routing) -> None:
-        """Make ``routing`` the current one until `end`."""
-        self._stack.append(routing)
-
-    def end(self) -> None:
-        """Restore the routing before `begin`."""
-        self._stack.pop()
+            self._stack.pop()
 
     def checkpoint_contexts(
         self,
@@ -215,7 +201,9 @@ class RoutingSlot:
 
         Pass it as ``context_fn`` to `torch.utils.checkpoint.checkpoint` (non-reentrant).
         """
-        return nullcontext(), self.use(self.current.without_records())
+        replay = copy.copy(self.current)
+        replay.losses, replay.records = {}, []  # those of the recomputation are discarded
+        return nullcontext(), self.use(replay)
 
 
 class ConstantSlot(nn.Module):
@@ -235,19 +223,12 @@ class ConstantSlot(nn.Module):
     @property
     def current(self) -> Routing:
         """A routing for inputs with any number of rows and positions."""
-        return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)
+        return _Unchecked(torch.zeros(1, dtype=torch.long), self.mixing)
 
 
-class TokenRouting(Routing):
-    """A routing whose examples are the tokens of a second pass."""
-
+class _Unchecked(Routing):
     def examples(self, x: Tensor) -> Tensor:
-        return x.reshape(self.mixing.shape[1], 1, -1)
-
-
-class _Constant(Routing):
-    def examples(self, x: Tensor) -> Tensor:
-        return x.reshape(1, -1, x.shape[-1])
+        return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def repeat(self, values: Float[Tensor, "1 *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
         return values.expand(n_rows, *values.shape[1:])

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from mttl.routing.context import RoutingSlot, TokenRouting
+from mttl.routing.context import RoutingSlot
 from mttl.skills.inputs.prompt import has_encoder, last_stack
 
 
@@ -17,9 +18,9 @@ def add_first_pass(
 ) -> None:
     """Run a backbone's stack twice in each forward pass, if the routing weighs tokens.
 
-    The first pass has the routing of the examples and no gradient. The second one has the weights
-    of the tokens, from the last hidden states of the first. Raises a ValueError if the backbone has
-    two stacks, or a layer with skills (``skilled``, by path) is outside the stack.
+    The first pass has the routing of the examples and no gradient, the second one the weights of
+    the tokens. Raises a ValueError if the backbone has two stacks, or a layer with skills
+    (``skilled``, by path) is outside the stack.
     """
     if has_encoder(backbone):
         raise ValueError(
@@ -27,35 +28,32 @@ def add_first_pass(
             "decoder-only backbone, or router.kind: smear"
         )
     stack: Any = last_stack(backbone) or getattr(backbone, "base_model", backbone)
-    known = {id(module) for module in stack.modules()}
-    for path, layer in skilled.items():
-        if id(layer) not in known:
-            raise ValueError(
-                f"'{path}' is outside the stack whose tokens the router weighs; remove it from "
-                "skills.targets"
-            )
+    inside = set(stack.modules())
+    if outside := [path for path, layer in skilled.items() if layer not in inside]:
+        raise ValueError(
+            f"{', '.join(outside)}: the router weighs tokens before the output layer; remove it "
+            "from skills.targets"
+        )
     # Partial functions, since deep copies of the model copy its slot.
-    stack.register_forward_pre_hook(partial(_first_pass, slot), with_kwargs=True)
-    stack.register_forward_hook(partial(_end, slot), always_call=True)
+    second = ExitStack()
+    stack.register_forward_pre_hook(partial(_first_pass, slot, second), with_kwargs=True)
+    stack.register_forward_hook(partial(_end, second), always_call=True)
 
 
-def _first_pass(slot: RoutingSlot, stack: nn.Module, args: Any, inputs: dict[str, Any]) -> None:
+def _first_pass(
+    slot: RoutingSlot, second: ExitStack, stack: nn.Module, args: Any, inputs: dict[str, Any]
+) -> None:
     if not slot.in_use or slot.current.weigh is None:
         return
-    routing, own = slot.current, dict(inputs)
-    for name in ("cache", "past_key_values"):  # since transformers 5.24, and before
-        if own.get(name) is not None:
-            own[name] = _first_cache(own[name])
-    with torch.no_grad(), slot.use(routing.without_records()):
+    own = {k: _first_cache(v) if hasattr(v, "get_seq_length") else v for k, v in inputs.items()}
+    with torch.no_grad(), slot.checkpoint_contexts()[1]:  # without losses and records
         states = stack.forward(*args, **own).last_hidden_state
-    # Autocast would use weights without gradient again.
-    torch.clear_autocast_cache()
-    slot.begin(routing.of_tokens(states))
+    torch.clear_autocast_cache()  # has weights without gradient
+    second.enter_context(slot.use(slot.current.of_tokens(states)))
 
 
-def _end(slot: RoutingSlot, *_: Any) -> None:
-    if slot.in_use and isinstance(slot.current, TokenRouting):
-        slot.end()
+def _end(second: ExitStack, *_: Any) -> None:
+    second.close()
 
 
 def _first_cache(cache: Any) -> Any:
@@ -63,8 +61,7 @@ def _first_cache(cache: Any) -> Any:
     if not hasattr(cache, "of_first_pass"):
         if cache.get_seq_length():
             raise ValueError(
-                "the cache was filled without the router's first pass; generate through "
-                "SkilledModel.generate, or start with an empty cache"
+                "the cache was filled without the router's first pass; use an empty one"
             )
         cache.of_first_pass = copy.deepcopy(cache)
         cache.layers.extend(cache.of_first_pass.layers)

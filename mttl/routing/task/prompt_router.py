@@ -1,7 +1,6 @@
 """Routers that read prompts instead of task ids: SMEAR, and retrieval of library members."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,26 +12,21 @@ from mttl.io.errors import require_at_most
 from mttl.plugins.part_settings import OneOf, Positive, PositiveInt
 from mttl.routing.task.task_router import TaskRouter
 
-# Features that routers lack if they read each prompt or token instead of the task.
-BY_TEXT: Mapping[str, str] = {
-    "tells_tasks_apart": "this router reads the text, not tasks",
-    "policies": "it reads text; set router.kind: polytropon, for example",
-    "stacks": "it mixes skills by the text, so a task has no fixed weights",
-    **dict.fromkeys(
-        ("merges", "exports_lora"),
-        "it mixes skills by the text, so a task has no fixed weights; use the run itself, or the "
-        "average (--average)",
-    ),
-    "exports_inventory": "it mixes skills by the text, but Poly mixes by task",
-}
-
 
 class PromptRouter(TaskRouter):
     """Computes weights from a vector of each prompt; for a task, from the mean of its examples."""
 
     lacks: ClassVar = {
-        **BY_TEXT,
+        "tells_tasks_apart": "this router reads the text, not tasks",
+        "policies": "it reads prompts of text; set router.kind: polytropon, for example",
+        "stacks": "it mixes skills by the text, so a task has no fixed weights",
         "packs": "it reads one prompt per sequence; remove data.packed_length",
+        **dict.fromkeys(
+            ("merges", "exports_lora"),
+            "it mixes skills by the text, so a task has no fixed weights; use the run itself, or "
+            "the average (--average)",
+        ),
+        "exports_inventory": "it mixes skills by the text, but Poly mixes by task",
     }
     draws = False
 

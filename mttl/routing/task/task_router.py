@@ -15,10 +15,9 @@ from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.classes import arguments
 from mttl.plugins.part_settings import Bounded
 
-# Further arguments of `forward` that a pass computes: the mean of the backbone's input embeddings
-# over each prompt, and the last hidden states of each token in a first pass.
+# Further arguments of `forward`: the mean of the backbone's input embeddings over each prompt, its
+# task's description, or a few training rows of the task; and the last hidden state of each token.
 PER_PASS = ("prompts", "states")
-# With those of tasks: such means over the task's description, or a few training rows.
 SEEN = (*PER_PASS, "descriptions", "examples")
 STARTS = ("mean", "fresh")
 SIZES = ("n_groups", "n_tasks", "n_heads", "n_skills")
@@ -77,9 +76,8 @@ class TaskRouter(Bounded, nn.Module, ABC):
         """Return the mixing weights of each example, which may be random in training.
 
         Further arguments are those of `SEEN`, each a tensor (B, D); `matrix` passes None for those
-        of `PER_PASS`. A router with ``states`` is called twice per pass: with None, for the weights
-        of the first pass, and with the states of N tokens and their task ids, for the weights of
-        each token; ``prompts`` is None then.
+        of `PER_PASS`. If they include ``states``, it is first called with None, for a first pass,
+        and then with task id and state of every token of that pass.
         """
 
     def mix(
@@ -90,10 +88,8 @@ class TaskRouter(Bounded, nn.Module, ABC):
     ) -> Float[Tensor, "G B H K"]:
         """Return the result of `forward` with its further arguments."""
         computed = {"prompts": prompts, "states": states}
-        given: dict[str, Tensor | None] = {
-            name: computed[name]
-            if name in PER_PASS
-            else getattr(self, f"shown_{name}").index_select(0, task_ids)
+        given = {
+            name: computed[name] if name in computed else getattr(self, f"shown_{name}")[task_ids]
             for name in self.seen
         }
         return self(task_ids, **given)

@@ -227,7 +227,7 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["skills.n_skills=per_task"], "skills.n_skills 'per_task' is for the private"),
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
-        (["router.kind=smear"], "with router.kind 'smear': it reads text"),
+        (["router.kind=smear"], "with router.kind 'smear': it reads prompts of text"),
         (["moe.n_experts=4"], "moe: the configuration has no setting 'moe'"),
     ],
 )

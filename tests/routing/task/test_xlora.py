@@ -13,148 +13,118 @@ from mttl.routing import RoutingSlot, XLoRARouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.training.packing_check import check_packing
 
-K, RANK, ALPHA = 3, 2, 3
+K, RANK = 3, 2
 LAYERS = ["q_proj", "v_proj", "down_proj"]
-TARGETS = [f"*.{name}" for name in LAYERS]
 TASKS = torch.tensor([0, 1, 0])
-# Settings of both, and whether all layers have the same weights.
-CASES = {
-    "shared": ({}, {}, True),
-    "deep": (
+# Settings of ours, and of PEFT's.
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    (
         {"depth": 3, "hidden_size": 7, "temperature": 0.5, "scaling_pass_value": 0.3},
         {"xlora_depth": 3, "xlora_size": 7, "softmax_temperature": 0.5, "scaling_pass_value": 0.3},
-        False,
     ),
-    "top-k": ({"top_k": 2}, {"top_k_lora": 2}, False),
-    "softmax of the top k": (
-        {"top_k": 2, "softmax": "top_k"},
+    ({"top_k": 2}, {"top_k_lora": 2, "layerwise_scalings": True}),
+    (
+        {"top_k": 2, "softmax": "chosen"},
         {"top_k_lora": 2, "enable_softmax_topk": True, "enable_softmax": False},
-        False,
     ),
-    "no softmax": ({"softmax": "none"}, {"enable_softmax": False}, True),
-}
+    ({"softmax": "none"}, {"enable_softmax": False, "layerwise_scalings": True}),
+]
 
 
-def skilled(
-    backbone: Any, *, shared: bool = False, targets: list[str] = TARGETS, **settings: Any
-) -> SkilledModel:
+def skilled(backbone: Any, targets: list[str], granularity: str = "linear", **settings: Any) -> Any:
     slot = RoutingSlot()
     attachment = attach_skills(
         backbone.requires_grad_(False),
-        lambda n_in, n_out: LoRAInventory(
-            n_in, n_out, K, rank=RANK, scale=ALPHA / RANK, mix="outputs"
-        ),
+        lambda n_in, n_out: LoRAInventory(n_in, n_out, K, rank=RANK, scale=1.0, mix="outputs"),
         targets=targets,
         slot=slot,
-        granularity="model" if shared else "linear",
+        granularity=granularity,
     )
     router = XLoRARouter(len(attachment.groups), 2, 1, K, 16, **settings)
     model = SkilledModel(backbone, router, slot)
-    fill(model.router)
-    for number, layer in enumerate(model.skilled_layers().values()):
-        fill(layer.inventory, number)
+    for number, part in enumerate([router, *model.skilled_layers().values()]):
+        fill(part.inventory if number else part, number)
     return model.eval()
 
 
-def both(folder: Path, ours: dict, theirs: dict, shared: bool) -> tuple[SkilledModel, Any]:
+def plain(**settings: Any) -> SkilledModel:
+    return skilled(tiny_llama(), ["attention"], scaling_pass_value=0.5, **settings)
+
+
+def both(folder: Path, ours: dict, theirs: dict) -> tuple[SkilledModel, Any]:
     """Return our model and PEFT's, with the same weights."""
     tiny_llama().save_pretrained(folder / "base")
-    adapters = {str(k): str(folder / str(k)) for k in range(K)}
-    for k, path in adapters.items():
-        sizes = {"r": RANK, "lora_alpha": ALPHA, "target_modules": LAYERS}
-        save_lora(folder / "base", Path(path), 10 * int(k), **sizes)
+    for k in range(K):
+        sizes = {"r": RANK, "lora_alpha": RANK, "target_modules": LAYERS}
+        save_lora(folder / "base", folder / str(k), 10 * k, **sizes)
     base = AutoModelForCausalLM.from_pretrained(folder / "base", use_cache=False)
-    sizes = {"hidden_size": 16, "adapters": adapters, "layerwise_scalings": not shared}
-    config = peft.XLoraConfig(task_type="CAUSAL_LM", **sizes, **theirs)
-    other = peft.get_peft_model(base, config)
+    adapters = {str(k): str(folder / str(k)) for k in range(K)}
+    config = peft.XLoraConfig("CAUSAL_LM", hidden_size=16, adapters=adapters, **theirs)
+    other = peft.get_peft_model(base, config).eval()
     classifier = other.base_model.internal_xlora_classifier.layers
     fill(classifier)
+    granularity = "linear" if "layerwise_scalings" in theirs else "model"
     backbone = AutoModelForCausalLM.from_pretrained(folder / "base")
-    model = skilled(backbone, shared=shared, **ours)
+    model = skilled(backbone, [f"*.{name}" for name in LAYERS], granularity, **ours)
     found = {n: m for n, m in base.named_modules() if isinstance(m, peft.tuners.lora.Linear)}
-    with torch.no_grad():
-        model.router.classifier.load_state_dict(classifier.state_dict())
-        for path, layer in model.skilled_layers().items():
-            for k in range(K):
-                layer.inventory.down[k] = found[path].lora_A[str(k)].weight.T
-                layer.inventory.up[k] = found[path].lora_B[str(k)].weight
-    # Both number the layers in the order of the backbone.
-    assert list(found) == list(model.skilled_layers())
-    return model, other.eval()
+    model.router.classifier.load_state_dict(classifier.state_dict())
+    assert list(found) == list(model.skilled_layers())  # in this order, too
+    for path, layer in model.skilled_layers().items():
+        for k in range(K):
+            layer.inventory.down.data[k] = found[path].lora_A[str(k)].weight.T
+            layer.inventory.up.data[k] = found[path].lora_B[str(k)].weight
+    return model, other
 
 
-def inputs() -> dict[str, torch.Tensor]:
-    """Return prompts of different length, padded on the left."""
+@pytest.mark.parametrize(("ours", "theirs"), CASES)
+def test_logits_gradients_and_answers_equal_those_of_peft(tmp_path: Path, ours, theirs) -> None:
+    model, other = both(tmp_path, ours, theirs)
     ids = batch(3)["input_ids"]
     mask = torch.ones_like(ids)
-    mask[1, :2] = 0
-    return {"input_ids": ids * mask, "attention_mask": mask}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_gradients_and_answers_equal_those_of_peft(tmp_path: Path, case: str) -> None:
-    model, other = both(tmp_path, *CASES[case])
-    found, due = model(TASKS, **inputs()).logits, other(**inputs()).logits
+    mask[1, :2] = 0  # a shorter prompt
+    given = {"input_ids": ids, "attention_mask": mask}
+    logits = model(TASKS, **given).logits, other(**given).logits
     # Rounding: PEFT scales a layer's input, and we scale the hidden units.
-    torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-5)
-    for logits in (found, due):
-        (logits.sin().sum()).backward()
-    classifier = other.base_model.internal_xlora_classifier.layers
-    for ours, theirs in zip(
-        model.router.classifier.parameters(), classifier.parameters(), strict=True
-    ):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
+    for found in logits:
+        found.sin().sum().backward()
+    classifiers = model.router.classifier, other.base_model.internal_xlora_classifier.layers
+    for one, due in zip(*(part.parameters() for part in classifiers), strict=True):
+        torch.testing.assert_close(one.grad, due.grad, rtol=1e-3, atol=1e-4)
     for n_beams in (1, 3):
-        search = {"max_new_tokens": 5, "min_new_tokens": 5, "num_beams": n_beams, "eos_token_id": 2}
-        answers = model.generate(TASKS, **inputs(), **search)
-        assert torch.equal(answers, other.generate(**inputs(), **search))
+        search = {"max_new_tokens": 5, "num_beams": n_beams, "eos_token_id": None}
+        answers = model.generate(TASKS, **given, **search)
+        assert torch.equal(answers, other.generate(**given, **search))
 
 
 def test_a_step_with_a_cache_equals_the_whole_pass() -> None:
-    model, given = skilled(tiny_llama(), scaling_pass_value=0.5), batch(3)["input_ids"]
-    whole = model(TASKS, input_ids=given).logits
-    cache = DynamicCache(config=model.backbone.config)
-    with torch.no_grad():
-        steps = [
-            model(TASKS, input_ids=part, cache=cache, use_cache=True).logits
-            for part in given.split([2, 1, 2], dim=1)
-        ]
-    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-5)
-    filled = model(TASKS, input_ids=given, use_cache=True).cache
+    model, ids = plain(), batch(3)["input_ids"]
+    whole = model(TASKS, input_ids=ids, use_cache=True)
+    given = {"cache": DynamicCache(config=model.backbone.config), "use_cache": True}
+    steps = [model(TASKS, input_ids=part, **given).logits for part in ids.split([2, 1, 2], dim=1)]
+    # Rounding of shorter products.
+    torch.testing.assert_close(torch.cat(steps, 1), whole.logits, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="filled without the router's first pass"):
-        model(TASKS, input_ids=given, cache=filled, use_cache=True)
+        model(TASKS, input_ids=ids, cache=whole.cache, use_cache=True)
     assert not model.slot.in_use
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="an encoder-decoder has two; use a decoder-only"):
-        skilled(tiny_t5(), targets=["attention"])
-    with pytest.raises(ValueError, match="'lm_head' is outside the stack"):
-        skilled(tiny_llama(), targets=["lm_head"])
-    with pytest.raises(ValueError, match="softmax 'top_k' needs top_k"):
-        XLoRARouter(1, 1, 1, K, 16, softmax="top_k")
-    with pytest.raises(ValueError, match="top_k"):
-        XLoRARouter(1, 1, 1, K, 16, top_k=K + 1)
-
-
-def test_trained_weights_get_gradients_under_autocast() -> None:
-    model = skilled(tiny_llama())
-    model.backbone.requires_grad_(True)
-    with torch.autocast("cpu", torch.bfloat16):
-        model(TASKS, **batch(3)).loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
+        skilled(tiny_t5(), ["attention"])
+    with pytest.raises(ValueError, match="lm_head: the router weighs tokens before the output"):
+        skilled(tiny_llama(), ["lm_head"])
+    with pytest.raises(ValueError, match=r"top_k \(4\)"):
+        plain(top_k=K + 1)
 
 
 def test_checkpointing_and_packing() -> None:
-    model, given = skilled(tiny_llama(), scaling_pass_value=0.5), batch(3)
+    model, other = plain(), plain()
     check_packing(model, 16)
-    grads = []
-    for again in (False, True):
-        if again:
-            model.enable_gradient_checkpointing()
-        model.zero_grad()
-        model.train()(TASKS, **given).loss.backward()
-        grads.append([p.grad.clone() for p in model.parameters() if p.requires_grad])
-    assert len(grads[0]) == 2 + 2 * len(model.skilled_layers())
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
+    other.enable_gradient_checkpointing()
+    for one in (model, other):
+        one.train()(TASKS, **batch(3)).loss.backward()
+    for one, due in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, due.grad)
+    assert all(layer.inventory.up.grad.any() for layer in model.skilled_layers().values())
