@@ -1,5 +1,6 @@
 """X-LoRA equals PEFT's, also in generation with a cache, which PEFT's does without."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,8 @@ def test_refusals() -> None:
 
 
 def test_checkpointing_and_packing() -> None:
-    model, other = plain(), plain()
+    model = plain()
+    other = copy.deepcopy(model)
     check_packing(model, 16)
     other.enable_gradient_checkpointing()
     for one in (model, other):
