@@ -37,11 +37,11 @@ PARTS: dict[str, dict[str, str]] = {
         "average": "mttl.routing.task.fixed:AverageRouter",
         "expert": "mttl.routing.task.fixed:ExpertRouter",
         "task_moe": "mttl.routing.task.task_moe:TaskMoERouter",
+        "xlora": "mttl.routing.task.xlora:XLoRARouter",
         "hyperformer": "mttl.routing.task.hyperformer:HyperFormerRouter",
         "coefficients": "mttl.routing.task.fixed:CoefficientRouter",
         "smear": "mttl.routing.task.prompt_router:SmearRouter",
         "retrieval": "mttl.routing.task.prompt_router:RetrievalRouter",
-        "xlora": "mttl.routing.task.xlora:XLoRARouter",
         "none": "mttl.routing.task.fixed:NoRouter",
     },
     "token_routers": {

@@ -83,7 +83,7 @@ class XLoRARouter(TaskRouter):
     def forward(
         self, task_ids: Int[Tensor, "B"], states: Float[Tensor, "B D"] | None = None
     ) -> Float[Tensor, "G B H K"]:
-        like, sizes = self.classifier[0].weight, (self.n_heads, self.n_skills)
+        like, sizes = next(self.classifier.parameters()), (self.n_heads, self.n_skills)
         if states is None:
             return like.new_full((self.n_groups, len(task_ids), *sizes), self.scaling_pass_value)
         scores = self.classifier(states.to(like.dtype))
