@@ -379,9 +379,9 @@ def test_a_router_may_read(tmp_path: Path, config: Path, backbone) -> None:
     new = load_run(folder).model.router
     assert new.shown_descriptions.shape == (1, 16)
     assert not any(torch.equal(new.shown_descriptions[0], row) for row in router.shown_descriptions)
-    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by prompt, but Poly"):
+    with pytest.raises(CheckpointError, match="ReadingRouter mixes skills by the text, but Poly"):
         poly_checkpoint(built.model, base=None)
-    with pytest.raises(CheckpointError, match="mixes skills by prompt, so a task"):
+    with pytest.raises(CheckpointError, match="mixes skills by the text, so a task"):
         main(["merge-task", str(run.path), "--task", "reverse", "--out", str(tmp_path / "merged")])
 
 

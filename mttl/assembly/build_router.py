@@ -17,7 +17,7 @@ from mttl.io.errors import ConfigError, nearest
 from mttl.io.reading import read_table, to_number
 from mttl.plugins.classes import PluginError, describe_error
 from mttl.routing.task.fixed import FixedRouter
-from mttl.routing.task.task_router import SIZES, TaskRouter
+from mttl.routing.task.task_router import PER_PASS, SIZES, TaskRouter
 from mttl.skills.attach import Level, Placement
 from mttl.skills.attention import AttendedInventory
 from mttl.skills.gated import GatedInventory
@@ -113,7 +113,7 @@ def build_router(
     read = {name: READERS[name](getattr(router, name), tasks, n_skills) for name in names}
     made = router.make(**sizes, **read, n_features=n_features or 1)
     for seen in made.seen:  # filled before training, or loaded
-        if seen != "prompts":
+        if seen not in PER_PASS:
             made.show(seen, torch.zeros(made.n_tasks, n_features or 0))
     return _checked(made, router.kind, tuple(sizes.values())) if custom else made
 

@@ -66,6 +66,8 @@ def build_model(
         load_source(built.model, config, tasks)
         for other in built.others:
             other.require_base(built.model.backbone)
+    for layer in built.model.skilled_layers().values() if config.run.freeze_skills else ():
+        layer.inventory.requires_grad_(False)
     built.model.train()
     return built
 

@@ -111,8 +111,8 @@ class _Study:
         return mask
 
     def users(self, switch: DisabledSkill) -> list[int]:
-        """Return the tasks that use the skill; all tasks if routing depends on prompts."""
-        if switch.skill == NONE or "prompts" in self.module.model.router.seen:
+        """Return the tasks that use the skill; all tasks if routing depends on the text."""
+        if switch.skill == NONE or self.module.model.router.reads_text:
             return list(range(self.weights.shape[1]))
         off = self.cells(switch) == 0
         return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()

@@ -32,12 +32,17 @@ class Run(Section):
     seed: Seed = 13
     """Seed of weights, data order and noise."""
     asks: ClassVar = {"starts": "start"}
-    refuses: ClassVar = {"start_router and not start": "start_router needs start, the run's folder"}
+    refuses: ClassVar = {
+        f"{name} and not start": f"{name} needs start, the run's folder"
+        for name in ("start_router", "freeze_skills")
+    }
     start: str | None = None
     """Run folder whose skills (and backbone, if trained) initialise training; the router is new,
     except with `start_router`."""
     start_router: bool = False
     """Start with the router of `start`, too; its tasks and section router must be the same."""
+    freeze_skills: bool = False
+    """Train the router, but not the skills of `start`."""
 
 
 class Generation(Section):

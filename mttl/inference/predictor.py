@@ -207,7 +207,7 @@ class Predictor:
         layers, reason = self.model.skilled_layers().values(), ""
         if not self.model.router.n_groups:
             reason = "The run routes only tokens"
-        elif "prompts" in self.model.router.seen:
+        elif self.model.router.reads_text:
             reason = "The router reads every prompt"
         elif any(isinstance(layer.inventory, AttendedInventory) for layer in layers):
             reason = "Tokens attend to the skills"

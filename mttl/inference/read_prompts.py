@@ -2,8 +2,8 @@
 
 Answers share the encoder states, or the cached keys and values of a decoder-only model. All of
 a batch are computed together; the rows of an example follow each other as in beam search. The
-prompt is repeated instead for models that route tokens, are compiled, keep a recurrent state or
-take no positions, for prompt skills, and for decoder-only models in training.
+prompt is repeated instead for models that route or weigh tokens, are compiled, keep a recurrent
+state or take no positions, for prompt skills, and for decoder-only models in training.
 """
 
 import copy
@@ -31,7 +31,8 @@ Ids = Sequence[int]
 def shares_prompts(model: SkilledModel) -> bool:
     """Return whether a model can read a prompt once for several answers."""
     backbone: Any = model.backbone
-    if model.routes_tokens or backbone._compiled_call_impl is not None:
+    by_token = model.routes_tokens or "states" in model.router.seen
+    if by_token or backbone._compiled_call_impl is not None:
         return False
     if not is_decoder_only(backbone):
         return True

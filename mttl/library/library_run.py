@@ -106,8 +106,9 @@ def with_members(
     if moe is None:
         if router not in ROUTERS:
             raise ConfigError(
-                f"router.kind '{router}' needs training with the members; use "
-                f"{', '.join(ROUTERS)}, or a section moe, whose tokens choose among members"
+                f"router.kind '{router}' needs training with the members: start it from a run with "
+                f"router.kind average (run.start, run.freeze_skills), use {', '.join(ROUTERS)}, or "
+                "a section moe, whose tokens choose among members"
             )
         skills = imported_skills(
             layers, mix=mix, per_task=router in ("private", "retrieval"), scale=1.0

@@ -31,11 +31,11 @@ class FoldedBackbone:
 
 
 def task_mixing(router: TaskRouter, task_id: int) -> Float[Tensor, "G H K"]:
-    """Return the mixing weights of one task without noise; CheckpointError if prompts matter."""
-    if "prompts" in router.seen:
+    """Return the mixing weights of one task without noise; CheckpointError if the text matters."""
+    if router.reads_text:
         raise CheckpointError(
-            f"{type(router).__name__} mixes skills by prompt, so a task has no fixed weights. Use "
-            "the run itself, or merge the average"
+            f"{type(router).__name__} mixes skills by the text, so a task has no fixed weights. "
+            "Use the run itself, or merge the average"
         )
     return router.matrix()[:, task_id].detach()
 

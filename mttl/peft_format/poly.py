@@ -55,8 +55,8 @@ def poly_checkpoint(
     """
     require_plain(model)
     router, layers = model.router, model.skilled_layers()
-    if "prompts" in router.seen:
-        raise CheckpointError(f"{type(router).__name__} mixes skills by prompt, but Poly by task")
+    if router.reads_text:
+        raise CheckpointError(f"{type(router).__name__} mixes skills by the text, but Poly by task")
     matrix = router.matrix().detach()
     one_each = bool(((matrix == 0) | (matrix == 1)).all())
     logits = poly_logits(router)

@@ -37,6 +37,7 @@ PARTS: dict[str, dict[str, str]] = {
         "average": "mttl.routing.task.fixed:AverageRouter",
         "expert": "mttl.routing.task.fixed:ExpertRouter",
         "task_moe": "mttl.routing.task.task_moe:TaskMoERouter",
+        "xlora": "mttl.routing.task.xlora:XLoRARouter",
         "hyperformer": "mttl.routing.task.hyperformer:HyperFormerRouter",
         "coefficients": "mttl.routing.task.fixed:CoefficientRouter",
         "smear": "mttl.routing.task.prompt_router:SmearRouter",

@@ -20,6 +20,7 @@ from mttl.routing.task.priors import IBP, RoutingPrior, negative_log_ibp
 from mttl.routing.task.prompt_router import RetrievalRouter, SmearRouter
 from mttl.routing.task.task_moe import TaskMoERouter
 from mttl.routing.task.task_router import TaskRouter, TaskRows
+from mttl.routing.task.xlora import XLoRARouter
 from mttl.routing.token.balance import Balance, BiasBalance
 from mttl.routing.token.base import BaseRouter
 from mttl.routing.token.choice import Assignment, Tokens

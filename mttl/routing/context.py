@@ -36,6 +36,8 @@ class Routing:
             calls without gradients, such as generation.
         masks: Positions that are tokens; by default all.
         segments: Number of tokens of each example if rows are packed.
+        weigh: Mixing weights of tokens from their tasks and ``states``. If given, ``mixing`` is for
+            a first pass, which computes these states.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Routing:
         reuse_merged: bool = False,
         masks: TokenMasks | None = None,
         segments: Sequence[int] = (),
+        weigh: Callable[..., Float[Tensor, "G N H K"]] | None = None,
     ) -> None:
         self.segments = tuple(segments)
+        self.weigh = weigh
         self.task_ids = task_ids
         self.mixing = mixing
         self.n_rows = mixing.shape[1] * rows_per_example
@@ -69,6 +73,16 @@ class Routing:
         if key not in self._merged:
             self._merged[key] = merge()
         return self._merged[key]  # type: ignore[return-value]
+
+    def of_tokens(self, states: Float[Tensor, "*rows D"]) -> "Routing":
+        """Return the routing of a second pass, whose examples are the tokens."""
+        assert self.weigh is not None
+        states = states.flatten(0, -2)
+        counts = self.segments or [len(states) // max(len(self.task_ids), 1)] * len(self.task_ids)
+        task_ids = self.task_ids.repeat_interleave(self.task_ids.new_tensor(counts))
+        routing = _Unchecked(task_ids, self.weigh(task_ids, states=states))
+        routing.losses = self.losses
+        return routing
 
     def add_losses(self, losses: Mapping[str, Tensor]) -> None:
         """Add the auxiliary losses of a layer by name, coefficients included."""
@@ -209,12 +223,12 @@ class ConstantSlot(nn.Module):
     @property
     def current(self) -> Routing:
         """A routing for inputs with any number of rows and positions."""
-        return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)
+        return _Unchecked(torch.zeros(1, dtype=torch.long), self.mixing)
 
 
-class _Constant(Routing):
+class _Unchecked(Routing):
     def examples(self, x: Tensor) -> Tensor:
-        return x.reshape(1, -1, x.shape[-1])
+        return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def repeat(self, values: Float[Tensor, "1 *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
         return values.expand(n_rows, *values.shape[1:])

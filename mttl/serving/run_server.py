@@ -174,8 +174,8 @@ def share_backbone(predictors: Mapping[str, Predictor]) -> dict[str, Predictor]:
 def _all_but_rows(predictor: Predictor) -> Any:
     """Return a key that is equal for models that can be merged."""
     model, router = predictor.model, predictor.model.router
-    # Token routers, routers that read prompts and heads use more than routing weights.
-    if model.routes_tokens or "prompts" in router.seen or model.heads is not None:
+    # Token routers, routers that read the text and heads use more than routing weights.
+    if model.routes_tokens or router.reads_text or model.heads is not None:
         return id(predictor)
     form = predictor.form.model_copy(update={"task_descriptions": {}})
     places = tuple(

@@ -61,7 +61,10 @@ class Inventory(Bounded, nn.Module, ABC):
         ValueError: If a size is not positive, heads do not divide, or a setting is out of bounds.
     """
 
-    lacks: ClassVar[Mapping[str, Any]] = {"has_factors": "it has no factors; set {path}.kind: lora"}
+    lacks: ClassVar[Mapping[str, Any]] = {
+        "has_factors": "it has no factors; set {path}.kind: lora",
+        "mixes_by_token": "it mixes by example; set {path}.kind: lora, and {path}.mix: outputs",
+    }
     role = "skills"
     uses: tuple[str, ...] = ("task",)
     attachment_point: ClassVar[str] = "linear"  # one of `mttl.skills.attachment_points`

@@ -15,6 +15,7 @@ from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.masks import IGNORED, TokenMasks, token_masks
 from mttl.routing.token.token_router import TokenRouter
+from mttl.skills.first_pass import add_first_pass
 from mttl.skills.inputs.prompt import has_encoder
 from mttl.skills.skilled_layer import SkilledLayer, innermost, layers_of
 
@@ -53,6 +54,8 @@ class SkilledModel(nn.Module):
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
         if lists or any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
+        if "states" in router.seen:
+            add_first_pass(backbone, slot, layers)
 
     def with_router(self, router: TaskRouter) -> "SkilledModel":
         """Return a model with another router of the same sizes; all else is shared."""
@@ -113,10 +116,10 @@ class SkilledModel(nn.Module):
         # In generation, the cost of reading the ids once is negligible on an accelerator, too.
         readable = reuse_merged or task_ids.device.type == "cpu"
         drawn = self.router.draws and self.router.training
-        # Token routers and routers that read prompts depend on the example, and a compiled
+        # Token routers and routers that read the text depend on the example, and a compiled
         # backbone would be recompiled for a single example.
         compiled = self.backbone._compiled_call_impl is not None
-        equal = not (drawn or self.routes_tokens or prompts is not None or compiled)
+        equal = not (drawn or self.routes_tokens or self.router.reads_text or compiled)
         if readable and equal and len(task_ids) > 1:
             counts = torch.unique_consecutive(task_ids, return_counts=True)[1]
             if not segments or len(counts) == 1:
@@ -132,6 +135,7 @@ class SkilledModel(nn.Module):
             reuse_merged=reuse_merged,
             masks=masks,
             segments=segments,
+            weigh=self.router.mix if "states" in self.router.seen else None,
         )
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from mttl.data.data_module import TextToTextDataModule
 from mttl.data.encode import special_ids
 from mttl.data.user_text import UserText
 from mttl.io.errors import TaskError
+from mttl.routing.task.task_router import PER_PASS
 from mttl.skills.skilled_model import SkilledModel, pooled_text
 
 # First training rows of each task that are embedded.
@@ -19,7 +20,7 @@ def embed_tasks(model: SkilledModel, data: TextToTextDataModule) -> None:
     Raises a `TaskError` if a task has no description, or no training row.
     """
     for name in model.router.seen:
-        if name == "prompts":  # computed per example
+        if name in PER_PASS:
             continue
         if name == "descriptions":
             described = data.gym.descriptions(data.tasks, "the router reads task descriptions")

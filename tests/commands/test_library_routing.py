@@ -11,11 +11,12 @@ import torch
 from helpers.backbones import fill
 from helpers.compare import relative_error
 from helpers.gyms import TASKS
+from helpers.interruption import SignalAt, called_back
 from helpers.peft_adapters import peft, write_base
 from mttl.analysis.token_record import read_token_record
 from mttl.assembly.build_backbone import build_backbone
 from mttl.assembly.model import load_run
-from mttl.commands import adapt, plot, predict
+from mttl.commands import adapt, plot, predict, train
 from mttl.commands import library as LIBRARY
 from mttl.config.load import load_config
 from mttl.routing import RetrievalRouter
@@ -120,6 +121,32 @@ def test_every_command_takes_such_a_run(place: Path, router: str, tmp_path: Path
         assert ">member<" in (tmp_path / "plots" / "heat_map.svg").read_text()
     else:
         assert "' has no token router " in refused(plot.main, run, "--count", "dev")
+
+
+def test_x_lora_is_trained_over_frozen_members(place: Path, tmp_path: Path) -> None:
+    members = made(place, "average")
+    files = ["-c", f"{members / 'config.yaml'}+router/xlora.yaml"]
+    start = [f"run.start={members}", "run.freeze_skills=true", f"run.dir={tmp_path}"]
+
+    def trained(name: str, *words: str) -> int:
+        words = (*files, "-k", "trainer.max_steps=2", *start, f"run.name={name}", *words)
+        return run_command(lambda: train.main([*words]))
+
+    builder = "mttl.commands.train_tasks.build_trainer"
+    with pytest.MonkeyPatch.context() as patch, called_back(SignalAt(1), patch, builder):
+        assert trained("again") == 130
+    assert (trained("again", "--resume"), trained("whole")) == (0, 0)
+    given = ["--from", str(tmp_path / "whole"), "--tasks", "copy", "--allow-seen", "--save"]
+    steps = ["-k", "adapt.mode=router_only", "adapt.max_steps=2", "adapt.eval_every=1"]
+    assert adapt.main([*files, *given, "--out", str(tmp_path / "adapted"), *steps]) == 0
+    (task,) = (tmp_path / "adapted" / "models").iterdir()
+    due, again, *found = map(load_run, (members, tmp_path / "again", tmp_path / "whole", task))
+    states = [built.model.state_dict() for built in (again, found[0])]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    for built in found:
+        assert built.predict("copy", ["ab"])
+        for path, layer in built.model.skilled_layers().items():
+            assert torch.equal(layer.inventory.up, due.model.skilled_layers()[path].inventory.up)
 
 
 def test_what_the_routers_took_from_the_members(place: Path) -> None:

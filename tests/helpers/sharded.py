@@ -30,7 +30,7 @@ from mttl.checkpoints.whole_tensors import (
 )
 from mttl.models.backbone import load_pretrained
 from mttl.models.teacher_forcing import forced_logits
-from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter
+from mttl.routing import PolytroponRouter, RoutingSlot, TaskRouter, XLoRARouter
 from mttl.routing.task.priors import IBP, RoutingPrior
 from mttl.skills import KINDS, SkilledModel, attach_skills
 from mttl.training.distributed import shard_model
@@ -102,6 +102,13 @@ class PromptRouter(TaskRouter):
         raise NotImplementedError
 
 
+def states_model() -> SkilledModel:
+    model = task_model("llama", "lora-outputs")
+    router = XLoRARouter(model.router.n_groups, 3, 1, 3, 16, depth=2, hidden_size=6, dropout=0.0)
+    fill(router)
+    return SkilledModel(model.backbone, router, model.slot)
+
+
 def prompt_model() -> SkilledModel:
     model = task_model("llama")
     router = PromptRouter(model.router.n_groups, 16)
@@ -122,6 +129,7 @@ CASES = _TASKS | {
     "t5, checkpointing": partial(task_model, "t5", checkpointing=True),
     "t5, all": partial(task_model, "t5", prior=PRIOR, checkpointing=True, train_backbone=True),
     "llama, prompts": prompt_model,
+    "llama, states": states_model,
     "llama, bfloat16": partial(task_model, "llama", dtype=torch.bfloat16),
     "nf4, lora-factors": partial(task_model, "nf4"),
     "nf4, supermask": partial(task_model, "nf4", "supermask"),
@@ -136,7 +144,7 @@ SOME = [
     *_KINDS[1::4],
 ]
 # The slow part is to put every block together for every token.
-ANSWERED = ("all", "lora-factors", "tokens", "sparse-deltas")
+ANSWERED = ("all", "lora-factors", "tokens", "sparse-deltas", "states")
 
 
 def steps(model: SkilledModel, share: slice, world: int) -> list[Tensor]:

@@ -30,6 +30,8 @@ WHOLE = "dense|diff_pruning|intrinsic|sparse|far|masked_sparse|supermask|head_ma
 RULES = (
     (r"skills/(ia3|s4)\.yaml llama", "train plan", "matches no"),
     (r"router/token_(example|expert_choice)\.yaml llama", "train plan", "encoder"),
+    (r"router/xlora\.yaml t5", "train plan", "an encoder-decoder has two"),
+    (r"router/xlora\.yaml llama", "add-tasks", "define no task_rows"),
     (r"router/token_mola\.yaml llama", "train plan", "'*.block.0.*' matches no layer"),
     (r"router/metadata_grid\.yaml|adapt/coefficients\.yaml", "add-tasks", "its router is '"),
     (

@@ -17,16 +17,16 @@ class PromptRouter(TaskRouter):
     """Computes weights from a vector of each prompt; for a task, from the mean of its examples."""
 
     lacks: ClassVar = {
-        "tells_tasks_apart": "this router reads prompts, not tasks",
+        "tells_tasks_apart": "this router reads the text, not tasks",
         "policies": "it reads prompts of text; set router.kind: polytropon, for example",
-        "stacks": "it mixes skills by prompt, so a task has no fixed weights",
+        "stacks": "it mixes skills by the text, so a task has no fixed weights",
         "packs": "it reads one prompt per sequence; remove data.packed_length",
         **dict.fromkeys(
             ("merges", "exports_lora"),
-            "it mixes skills by prompt, so a task has no fixed weights; use the run itself, or the "
-            "average (--average)",
+            "it mixes skills by the text, so a task has no fixed weights; use the run itself, or "
+            "the average (--average)",
         ),
-        "exports_inventory": "it mixes skills by prompt, but Poly mixes by task",
+        "exports_inventory": "it mixes skills by the text, but Poly mixes by task",
     }
     draws = False
 

@@ -15,9 +15,10 @@ from mttl.io.errors import require_at_least, require_one_of
 from mttl.plugins.classes import arguments
 from mttl.plugins.part_settings import Bounded
 
-# Further arguments of `forward`, vectors per example: the mean of the backbone's input embeddings
-# over its prompt, its task's description, or a few training rows of the task.
-SEEN = ("prompts", "descriptions", "examples")
+# Further arguments of `forward`: the mean of the backbone's input embeddings over each prompt, its
+# task's description, or a few training rows of the task; and the last hidden state of each token.
+PER_PASS = ("prompts", "states")
+SEEN = (*PER_PASS, "descriptions", "examples")
 STARTS = ("mean", "fresh")
 SIZES = ("n_groups", "n_tasks", "n_heads", "n_skills")
 
@@ -74,27 +75,34 @@ class TaskRouter(Bounded, nn.Module, ABC):
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         """Return the mixing weights of each example, which may be random in training.
 
-        Further arguments are those of `SEEN`, each a tensor (B, D); `matrix` passes None for
-        ``prompts``.
+        Further arguments are those of `SEEN`, each a tensor (B, D); `matrix` passes None for those
+        of `PER_PASS`. If they include ``states``, it is first called with None, for a first pass,
+        and then with task id and state of every token of that pass.
         """
 
     def mix(
-        self, task_ids: Int[Tensor, "B"], prompts: Float[Tensor, "B D"] | None = None
+        self,
+        task_ids: Int[Tensor, "B"],
+        prompts: Float[Tensor, "B D"] | None = None,
+        states: Float[Tensor, "B D"] | None = None,
     ) -> Float[Tensor, "G B H K"]:
         """Return the result of `forward` with its further arguments."""
-        given: dict[str, Tensor | None] = {
-            name: getattr(self, f"shown_{name}").index_select(0, task_ids)
+        computed = {"prompts": prompts, "states": states}
+        given = {
+            name: computed[name] if name in computed else getattr(self, f"shown_{name}")[task_ids]
             for name in self.seen
-            if name != "prompts"
         }
-        if "prompts" in self.seen:
-            given["prompts"] = prompts
         return self(task_ids, **given)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether weights depend on the text of an example, not only on its task."""
+        return any(name in PER_PASS for name in self.seen)
 
     @classmethod
     def rows_of_tasks(cls) -> dict[str, TaskRows]:
         """Return `task_rows`, and those of the vectors of `show`."""
-        shown = {f"shown_{name}": TaskRows(0) for name in seen_by(cls) if name != "prompts"}
+        shown = {f"shown_{name}": TaskRows(0) for name in seen_by(cls) if name not in PER_PASS}
         return {**cls.task_rows, **shown}
 
     def show(self, name: str, vectors: Float[Tensor, "T D"]) -> None:

@@ -63,7 +63,10 @@ class LoRAInventory(ProductInventory):
         NeurIPS 2024, arXiv:2404.02948, which changes the base weight instead.
     """
 
-    lacks: ClassVar = {"exports_inventory": "", "has_factors": ""}
+    lacks: ClassVar = {
+        **dict.fromkeys(("exports_inventory", "has_factors"), ""),
+        "mixes_by_token": ("mix != outputs", "weights per token need {path}.mix: outputs"),
+    }
     refuses: ClassVar = {
         **dict.fromkeys(
             ("scale and alpha", "scale and rslora"),
