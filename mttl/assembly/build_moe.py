@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mttl.config.moe_schema import MoE, PolicyMoE, UpcycledExperts
+from mttl.config.moe_schema import AnyMoE, MoE, UpcycledExperts
 from mttl.io.errors import ConfigError, raised_as
 from mttl.moe.attach_experts import Place, attach_experts, expert_places
 from mttl.moe.parallel import check_shardable
@@ -76,7 +76,7 @@ def build_experts(
 
 
 def make_experts(
-    moe: MoE | PolicyMoE, in_features: int, out_features: int, n_experts: int, **given: Any
+    moe: AnyMoE, in_features: int, out_features: int, n_experts: int, **given: Any
 ) -> Inventory:
     """Return new experts of one layer; ValueError if tokens cannot choose them."""
     sizes = {"in_features": in_features, "out_features": out_features}
@@ -85,9 +85,7 @@ def make_experts(
     return made
 
 
-def make_router(
-    moe: MoE | PolicyMoE, in_features: int, n_experts: int, **given: Any
-) -> TokenRouter:
+def make_router(moe: AnyMoE, in_features: int, n_experts: int, **given: Any) -> TokenRouter:
     """Return a new token router of one layer; ValueError if it cannot be balanced as configured."""
     router, balance = moe.router, moe.balance
     given |= {"in_features": in_features, "n_experts": n_experts}

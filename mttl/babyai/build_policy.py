@@ -11,7 +11,7 @@ from mttl.babyai.policy import Policy
 from mttl.babyai.position_experts import add_experts
 from mttl.checkpoints.saved_inventory import SavedInventory, load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
-from mttl.config.moe_schema import PolicyMoE
+from mttl.config.moe_schema import AnyMoE
 from mttl.config.section import Section
 from mttl.config.skills_schema import Router
 from mttl.io.errors import CheckpointError, ConfigError, raised_as
@@ -25,7 +25,7 @@ class PolicySettings(Section):
     train_base: bool
     skills: PolicySkills
     router: Router
-    moe: PolicyMoE | None = None
+    moe: AnyMoE | None = None
 
 
 def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
@@ -49,8 +49,8 @@ def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
 def policy_settings(config: BabyAIConfig) -> PolicySettings:
     """Return the settings of policies, which are saved with them."""
     rl = config.rl
-    network = {"policy": rl.policy, "train_base": rl.train_base}
-    return PolicySettings(**network, skills=config.skills, router=config.router, moe=config.moe)
+    own = {name: getattr(config, name) for name in ("skills", "router", "moe")}
+    return PolicySettings(policy=rl.policy, train_base=rl.train_base, **own)
 
 
 def network_arguments(network: PolicyNetwork, levels: Sequence[str]) -> dict[str, Any]:

@@ -213,14 +213,12 @@ def _learn(
     optim = config.optim.model_copy(update=rates)
     own = config.model_copy(update={"run": run, "optim": optim})
     learning = learning_of(own, model, [job.task])
+    balancing = [BiasBalancing()] if model.token_layers() else []
     trainer = pl.Trainer(
         max_epochs=settings.n_updates,
         devices=1,
         **section.model_dump(include={"accelerator", "precision", "gradient_clip_val"}),
-        callbacks=[
-            *(TrainingProgress(status), learning.monitor),
-            *([BiasBalancing()] if model.token_layers() else []),
-        ],
+        callbacks=[TrainingProgress(status), learning.monitor, *balancing],
         logger=rows,
         enable_checkpointing=False,
         enable_model_summary=False,

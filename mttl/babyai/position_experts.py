@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mttl.assembly.build_moe import make_experts, make_router
-from mttl.config.moe_schema import PolicyMoE
+from mttl.config.moe_schema import AnyMoE
 from mttl.moe.layer import MoELayer, SharedExpert
 from mttl.routing.context import Routing, RoutingSlot
 from mttl.routing.token.choice import Tokens
@@ -36,16 +36,13 @@ class ViewSlot(RoutingSlot):
 
 
 class PositionExperts(MoELayer):
-    r"""Experts of the positions of feature maps: :math:`\sum_{e \in S(x)} g_e(x) E_e(x)`.
-
-    A policy adds it to the change by a FiLM block. Arguments are those of `MoELayer`.
-    """
+    """A `MoELayer` for the positions of feature maps; a policy adds it to a FiLM block."""
 
     def forward(self, x: Float[Tensor, "F C 7 7"]) -> Float[Tensor, "F C 7 7"]:
         return super().forward(x.flatten(2).mT).mT.reshape(x.shape)
 
 
-def add_experts(model: ComposedModel, moe: PolicyMoE) -> None:
+def add_experts(model: ComposedModel, moe: AnyMoE) -> None:
     """Add experts beside every FiLM block to a model of policies, in place.
 
     All levels share them: the inventory, which is made before, does not change them.

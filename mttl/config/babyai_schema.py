@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, Union
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from mttl.config.capabilities import asked_features, missing_features
-from mttl.config.moe_schema import PolicyMoE
+from mttl.config.moe_schema import AnyMoE
 from mttl.config.optim_schema import Optim
 from mttl.config.plugin_section import PartSection, part_models, plugin_name
 from mttl.config.schema import Run, Search, Trainer
@@ -246,7 +246,7 @@ class BabyAIConfig(Section):
     """The inventory."""
     router: Router
     """Assignment of skills to levels."""
-    moe: PolicyMoE | None = None
+    moe: AnyMoE | None = None
     """Experts beside the FiLM blocks, in addition to skills; each grid position is a token."""
     optim: Optim
     """Optimizer and learning rates."""

@@ -85,15 +85,20 @@ class Balancing(Section):
         return bool(self.load or {*self.given} - {"z", "localised"})
 
 
-class _AnyMoE(Section):
+class AnyMoE(Section):
+    """Experts that tokens choose; in a policy, tokens are the grid positions of a view."""
+
     asks: ClassVar = {
         "routes_tokens": "router",
         "drops_tokens": "capacity_factor",
         "drops_evaluated_tokens": "eval_capacity_factor",
     }
+    lacks: ClassVar = {"exports_policy": "exported code has no experts; use the run itself"}
     refuses: ClassVar = {
         "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
         "({n_experts})",
+        "balance.localised and task_prior != balance": "balance.localised needs the experts of "
+        "each task; set task_prior: balance, which text models have",
     }
     router: TokenRouting
     """Token router."""
@@ -111,20 +116,7 @@ class _AnyMoE(Section):
     """Add an expert that processes every token."""
 
 
-class PolicyMoE(_AnyMoE):
-    """Experts beside the FiLM blocks of a policy: each grid position is a token."""
-
-    lacks: ClassVar = {
-        "exports_policy": "the exported code has no experts; use the run itself (mttl adapt, mttl "
-        "babyai film)"
-    }
-    refuses: ClassVar = {
-        "balance.localised": "balance.localised needs task_prior, which policies do not have; set "
-        "balance.switch instead"
-    }
-
-
-class MoE(_AnyMoE):
+class MoE(AnyMoE):
     """Mixture-of-experts layers: each token is routed to experts."""
 
     asks: ClassVar = {
@@ -152,8 +144,6 @@ class MoE(_AnyMoE):
         "ia3, which rescales outputs; set shared_expert: false",
         "task_prior = balance and not balance.localised": "task_prior 'balance' needs the loss "
         "balance.localised; set its weight",
-        "balance.localised and task_prior != balance": "balance.localised needs the experts of "
-        "each task; set task_prior: balance",
         "n_experts_at and task_prior": "n_experts_at does not work with task_prior "
         "('{task_prior}'), which has one weight per expert for all layers; remove one of them",
         "n_experts_at and parallel": "n_experts_at does not work with parallel; remove one of them",
