@@ -1,5 +1,7 @@
 """Mixture-of-experts layers beside the FiLM blocks of a policy; each grid position is a token."""
 
+from typing import Any, cast
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -50,18 +52,17 @@ def add_experts(model: ComposedModel, moe: AnyMoE) -> None:
     Raises:
         ValueError: If experts need a base layer, or a setting does not fit.
     """
-    slot, films = ViewSlot(), model.base.films
-    assert isinstance(films, torch.nn.ModuleList)
-    for number, film in enumerate(films):
-        sizes = [film.convolution_1.in_channels] * 2
+    slot, base = ViewSlot(), cast(Any, model.base)
+    for number, film in enumerate(base.films):
+        size = film.convolution_1.in_channels
         layer = PositionExperts(
-            make_experts(moe, *sizes, moe.n_experts),
-            make_router(moe, sizes[0], moe.n_experts),
+            make_experts(moe, size, size, moe.n_experts),
+            make_router(moe, size, moe.n_experts),
             slot,
-            shared=SharedExpert(make_experts(moe, *sizes, 1)) if moe.shared_expert else None,
+            shared=SharedExpert(make_experts(moe, size, size, 1)) if moe.shared_expert else None,
             name=f"experts.{number}",
             capacity_factor=moe.capacity_factor,
             eval_capacity_factor=moe.eval_capacity_factor,
         )
-        model.base.experts.append(layer)  # type: ignore[operator, union-attr]
+        base.experts.append(layer)
     model.over_tasks = "loop"  # numbers of tokens per expert depend on data, unlike in `vmap`
