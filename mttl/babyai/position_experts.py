@@ -1,6 +1,6 @@
 """Mixture-of-experts layers beside the FiLM blocks of a policy; each grid position is a token."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -52,7 +52,8 @@ def add_experts(model: ComposedModel, moe: AnyMoE) -> None:
     Raises:
         ValueError: If experts need a base layer, or a setting does not fit.
     """
-    slot, base = ViewSlot(), cast(Any, model.base)
+    slot = ViewSlot()
+    base: Any = model.base
     for number, film in enumerate(base.films):
         size = film.convolution_1.in_channels
         layer = PositionExperts(
