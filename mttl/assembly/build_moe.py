@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mttl.config.moe_schema import MoE, UpcycledExperts
+from mttl.config.moe_schema import AnyMoE, MoE, UpcycledExperts
 from mttl.io.errors import ConfigError, raised_as
 from mttl.moe.attach_experts import Place, attach_experts, expert_places
 from mttl.moe.parallel import check_shardable
@@ -32,37 +32,24 @@ def build_experts(
         numbers = moe.n_experts_at.items()
         return next((n for at, n in numbers if path_matches(place.path, at)), moe.n_experts)
 
-    def make_experts(place: Place, n_experts: int | None = None) -> Inventory:
+    def experts_of(place: Place, n_experts: int | None = None) -> Inventory:
         n_experts = n_experts or count(place)
         if upcycled and place.block is not None:
             return upcycle(place.block, n_experts)
-        sizes = {"in_features": place.in_features, "out_features": place.out_features}
-        made = moe.experts.make(**sizes, n_skills=n_experts, n_heads=1, block=place.block)
-        made.require_use("token")
+        made = make_experts(
+            *(moe, place.in_features, place.out_features, n_experts), block=place.block
+        )
         if moe.parallel:
             check_shardable(made)
         return made
 
     def make_shared(place: Place) -> Inventory:
-        experts = make_experts(place, 1)
+        experts = experts_of(place, 1)
         return silent(experts) if isinstance(experts, FeedForwardExperts) else experts
 
-    def make_router(place: Place) -> TokenRouter:
-        router, balance = moe.router, moe.balance
-        given: dict[str, Any] = {"in_features": place.in_features, "n_experts": count(place)}
-        given["vocabulary_size"] = int(embeddings.weight.shape[0])
-        if "rank" in getattr(router.part_class, "internal", ()):  # routers that read members
-            given["rank"] = moe.experts.rank
-        if balance.bias:
-            given["bias"] = BiasBalance(count(place), rate=balance.bias)
-        if balance.load or balance.given:
-            given["balance"] = Balance(**balance.model_dump(exclude={"bias"}))
-            if "balance" not in {item.name for _, item in arguments(router.part_class)}:
-                raise ValueError(
-                    f"the router '{router.kind}' takes no balance loss. Remove moe.balance, or "
-                    "add an argument `balance` to the constructor of the class"
-                )
-        return router.make(**given)
+    def router_of(place: Place) -> TokenRouter:
+        size = int(embeddings.weight.shape[0])
+        return make_router(moe, place.in_features, count(place), vocabulary_size=size)
 
     with raised_as(ConfigError, "section moe", ValueError):
         blocks = kind.attachment_point == "block"
@@ -75,8 +62,8 @@ def build_experts(
         return attach_experts(
             model,
             places,
-            make_experts,
-            make_router,
+            experts_of,
+            router_of,
             slot=slot,
             replace=upcycled,
             shared=make_shared if moe.shared_expert else None,
@@ -86,3 +73,31 @@ def build_experts(
             granularity=granularity,
             groups=groups,
         )
+
+
+def make_experts(
+    moe: AnyMoE, in_features: int, out_features: int, n_experts: int, **given: Any
+) -> Inventory:
+    """Return new experts of one layer; ValueError if tokens cannot choose them."""
+    sizes = {"in_features": in_features, "out_features": out_features}
+    made = moe.experts.make(**sizes, n_skills=n_experts, n_heads=1, **given)
+    made.require_use("token")
+    return made
+
+
+def make_router(moe: AnyMoE, in_features: int, n_experts: int, **given: Any) -> TokenRouter:
+    """Return a new token router of one layer; ValueError if it cannot be balanced as configured."""
+    router, balance = moe.router, moe.balance
+    given |= {"in_features": in_features, "n_experts": n_experts}
+    if "rank" in getattr(router.part_class, "internal", ()):  # routers that read members
+        given["rank"] = moe.experts.rank
+    if balance.bias:
+        given["bias"] = BiasBalance(n_experts, rate=balance.bias)
+    if balance.load or balance.given:
+        given["balance"] = Balance(**balance.model_dump(exclude={"bias"}))
+        if "balance" not in {item.name for _, item in arguments(router.part_class)}:
+            raise ValueError(
+                f"the router '{router.kind}' takes no balance loss. Remove moe.balance, or "
+                "add an argument `balance` to the constructor of the class"
+            )
+    return router.make(**given)

@@ -22,6 +22,7 @@ from mttl.io.errors import ConfigError, raised_as
 from mttl.io.reading import exact_fraction
 from mttl.runtime.child_process import note_launcher
 from mttl.runtime.libraries import check_libraries
+from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.callbacks import GracefulStop, TemperatureAnnealing
 from mttl.training.distributed import ExpertSharing, ShardedStrategy
 from mttl.training.loggers import EXPERIMENT_LOGGERS, MetricsFile, StepMonitor
@@ -53,7 +54,7 @@ def build_policy_trainer(
     config: BabyAIConfig,
     folder: RunFolder,
     levels: Sequence[str],
-    groups: Sequence[str],
+    model: ComposedModel,
     monitor: Callback,
     *,
     every_n_steps: int,
@@ -61,8 +62,10 @@ def build_policy_trainer(
 ) -> Trainer:
     """Return the trainer of a BabyAI run with its callbacks and loggers."""
     last = SaveLast(folder.last, every_n_steps)
-    routing = RoutingMonitor(folder.plots, tuple(groups), tuple(levels), every_n_steps)
+    routing = RoutingMonitor(folder.plots, model.inventory.groups, tuple(levels), every_n_steps)
     monitors = [routing, monitor, *_annealing(config.router)]
+    if layers := tuple(model.token_layers()):
+        monitors += [TokenMonitor(folder.plots, layers, every_n_steps), BiasBalancing()]
     callbacks: list[Callback] = [TrainingProgress(), *monitors, last, GracefulStop(last)]
     return _make_trainer(config.trainer, folder, callbacks, resumed_step)
 

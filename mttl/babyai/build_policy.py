@@ -8,11 +8,13 @@ from envs.vocabulary import count_tokens
 from mttl.assembly.build_router import build_router, count_skills
 from mttl.assembly.saved_settings import read_settings
 from mttl.babyai.policy import Policy
+from mttl.babyai.position_experts import add_experts
 from mttl.checkpoints.saved_inventory import SavedInventory, load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
+from mttl.config.moe_schema import AnyMoE
 from mttl.config.section import Section
 from mttl.config.skills_schema import Router
-from mttl.io.errors import CheckpointError
+from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 
@@ -23,6 +25,7 @@ class PolicySettings(Section):
     train_base: bool
     skills: PolicySkills
     router: Router
+    moe: AnyMoE | None = None
 
 
 def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
@@ -46,8 +49,8 @@ def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
 def policy_settings(config: BabyAIConfig) -> PolicySettings:
     """Return the settings of policies, which are saved with them."""
     rl = config.rl
-    network = {"policy": rl.policy, "train_base": rl.train_base}
-    return PolicySettings(**network, skills=config.skills, router=config.router)
+    own = {name: getattr(config, name) for name in ("skills", "router", "moe")}
+    return PolicySettings(policy=rl.policy, train_base=rl.train_base, **own)
 
 
 def network_arguments(network: PolicyNetwork, levels: Sequence[str]) -> dict[str, Any]:
@@ -80,4 +83,8 @@ def _assemble(
         **skills.model_dump(exclude={"n_skills", "n_heads"}),
     )
     task_router = build_router(router, inventory.n_groups, levels, 1, n_skills, trained=trained)
-    return ComposedModel(policy, inventory, task_router, train_base=settings.train_base)
+    model = ComposedModel(policy, inventory, task_router, train_base=settings.train_base)
+    if settings.moe is not None:
+        with raised_as(ConfigError, "section moe", ValueError):
+            add_experts(model, settings.moe)
+    return model

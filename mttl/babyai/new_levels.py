@@ -36,7 +36,9 @@ from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.loggers import MetricsFile
+from mttl.training.optim import ROUTERS
 from mttl.training.progress import TrainingProgress
+from mttl.training.token_balance import BiasBalancing
 
 CHOICES = ("greedy", "sampled")
 FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard()}
@@ -136,7 +138,8 @@ def adapt_policies(
 ) -> ComposedModel:
     """Prepare trained policies for a new level, in place, and return them.
 
-    They get a router for one task, and parameters that the mode does not train are frozen. Modes
+    They get a router for one task, and parameters that the mode does not train are frozen. Token
+    routers count as router and their experts as skills. Modes
     are those of `mttl.adaptation.modes.apply_mode`, with the common parameters as the backbone;
     ``from_scratch`` needs a new model (see `mttl.babyai.build_policy.fresh_policies`). ``init`` is
     that of `TaskRouter.for_new_tasks`.
@@ -144,15 +147,16 @@ def adapt_policies(
     Raises:
         ConfigError: If the mode trains a router without trainable parameters.
     """
-    require_trainable(mode, model.router)
+    token_routers = (layer.router for layer in model.token_layers().values())
+    require_trainable(mode, *token_routers, model.router)
     router = adapted_router(model.router, mode, 1, init=init)
     if own := own_skills(model.router, router):
         model.inventory.reset_skills(torch.tensor(own))
     model.router = router.to(model.device)
     roles = TRAINED_ROLES[mode]
-    model.base.requires_grad_("backbone" in roles)
-    model.inventory.requires_grad_("skills" in roles)
-    model.router.requires_grad_("router" in roles)
+    for module in model.modules():  # an inner role takes precedence
+        if role := getattr(module, "role", None):
+            module.requires_grad_(("router" if role in ROUTERS else role) in roles)
     return model
 
 
@@ -209,11 +213,12 @@ def _learn(
     optim = config.optim.model_copy(update=rates)
     own = config.model_copy(update={"run": run, "optim": optim})
     learning = learning_of(own, model, [job.task])
+    balancing = [BiasBalancing()] if model.token_layers() else []
     trainer = pl.Trainer(
         max_epochs=settings.n_updates,
         devices=1,
         **section.model_dump(include={"accelerator", "precision", "gradient_clip_val"}),
-        callbacks=[TrainingProgress(status), learning.monitor],
+        callbacks=[TrainingProgress(status), learning.monitor, *balancing],
         logger=rows,
         enable_checkpointing=False,
         enable_model_summary=False,

@@ -70,6 +70,8 @@ class Policy(nn.Module):
         self.words = nn.Embedding(n_tokens, word_size)
         self.instruction = MaskedGRU(word_size, instruction_size)
         self.films = nn.ModuleList(FiLM(n_channels, instruction_size, norm) for _ in range(n_film))
+        # Of every FiLM block, or none; see `mttl.babyai.position_experts`.
+        self.experts = nn.ModuleList()
         self.memory = LSTMCell(n_channels, memory_size)
         self.actor = _head(memory_size, hidden_size, N_ACTIONS)
         self.critic = _head(memory_size, hidden_size, 1)
@@ -100,8 +102,9 @@ class Policy(nn.Module):
         instructions = self.instruction(self.words(missions.long()), missions != 0)
         followed = instructions[mission_index.flatten()]  # (S N, D)
         x = self.convolutions(self.tiles(images.flatten(0, 1)))
-        for film in self.films:
-            x = x + film(x, followed)
+        for number, film in enumerate(self.films):
+            change = film(x, followed)
+            x = x + (change + self.experts[number](x) if self.experts else change)
         seen = F.max_pool2d(x, VIEW).flatten(1).relu()
         gates = self.memory.read(seen.unflatten(0, images.shape[:2]))
         goes_on = (~begins).to(memory.dtype).unsqueeze(-1)

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from mttl.babyai.demonstration_loader import DemonstrationBatch
+from mttl.babyai.position_experts import ViewRouting
 from mttl.babyai.rl.learning_curve import ROUNDING, EpisodeLog
 from mttl.babyai.rl.losses import imitation_loss, ppo_loss
 from mttl.babyai.rl.sequences import EpisodeSequences
@@ -22,6 +23,7 @@ from mttl.config.optim_schema import Optim
 from mttl.runtime.progress_bar import SECONDS_BETWEEN_LINES
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.module import ResumableModule
+from mttl.training.token_balance import LOADS, token_loads
 
 ROLLOUTS = 10  # in the mean of a success rate
 
@@ -29,7 +31,7 @@ ROLLOUTS = 10  # in the mean of a success rate
 class PolicyModule(ResumableModule):
     """The policies of all levels, with statistics of their losses that are logged by epoch.
 
-    Subclasses return `total_loss` of the batch's loss in ``training_step``.
+    Subclasses define `losses`.
     """
 
     model: ComposedModel
@@ -43,7 +45,28 @@ class PolicyModule(ResumableModule):
         self._sums: dict[str, Tensor] = {}
         self._count = 0
 
-    def total_loss(self, loss: Tensor, statistics: Mapping[str, Tensor]) -> Tensor:
+    def losses(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a batch, and its statistics without gradients."""
+        raise NotImplementedError
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the loss of a batch plus the router's prior and the balancing losses of experts.
+
+        Balancing losses are summed over layers, and averaged over levels and parts of the batch.
+        With experts, their loads are returned as well.
+        """
+        layers = self.model.token_layers()
+        if not layers:
+            return self._total_loss(*self.losses(batch))
+        with next(iter(layers.values())).slot.use(ViewRouting()) as routing:
+            loss, statistics = self.losses(batch)
+        n_passes = len(routing.records) // len(layers)
+        balance = {f"balance/{name}": x / n_passes for name, x in routing.losses.items()}
+        statistics |= {name: value.detach() for name, value in balance.items()}
+        total = self._total_loss(loss, statistics) + sum(balance.values())
+        return {"loss": total, LOADS: token_loads(self.model, routing.records)}
+
+    def _total_loss(self, loss: Tensor, statistics: Mapping[str, Tensor]) -> Tensor:
         """Return the loss plus the router's prior, and record the statistics of the batch."""
         # Other processes get it by the shared gradients, at the latest in the next epoch.
         if not torch.isfinite(loss):
@@ -81,9 +104,9 @@ class PolicyModule(ResumableModule):
 class PpoModule(PolicyModule):
     """PPO training of the policies of all levels, on minibatches of rollouts."""
 
-    def training_step(self, batch: EpisodeSequences, batch_idx: int) -> Tensor:
+    def losses(self, batch: EpisodeSequences) -> tuple[Tensor, dict[str, Tensor]]:
         logits, values, _ = self.model(self.task_ids, *batch.inputs)
-        loss, statistics = ppo_loss(
+        return ppo_loss(
             logits.float(),
             values.float(),
             batch.actions,
@@ -93,7 +116,6 @@ class PpoModule(PolicyModule):
             batch.returns,
             **self.rl.ppo.model_dump(include={"clip", "value_coef", "entropy_coef"}),
         )
-        return self.total_loss(loss, statistics)
 
 
 class ImitationModule(PolicyModule):
@@ -103,7 +125,7 @@ class ImitationModule(PolicyModule):
     number of steps. All levels have equal weight. The critic is not trained.
     """
 
-    def training_step(self, batch: DemonstrationBatch, batch_idx: int) -> Tensor:
+    def losses(self, batch: DemonstrationBatch) -> tuple[Tensor, dict[str, Tensor]]:
         logits, values = self._follow(batch)
         of_levels = zip(logits, batch.actions, batch.mask, strict=True)
         weight = self.rl.imitation.entropy_coef
@@ -113,7 +135,7 @@ class ImitationModule(PolicyModule):
         means = {name: values_of.mean() for name, values_of in noted.items()}
         own = {f"accuracy/{level}": noted["accuracy"][n] for n, level in enumerate(self.levels)}
         # Zero gradients for the critic, since DDP fails for parameters without gradients.
-        return self.total_loss(torch.stack(losses).mean() + 0.0 * values.sum(), means | own)
+        return torch.stack(losses).mean() + 0.0 * values.sum(), means | own
 
     def _follow(self, batch: DemonstrationBatch) -> tuple[Tensor, Tensor]:
         """Return logits (T, S, N, A) and values (T, S, N) of whole demonstrations."""

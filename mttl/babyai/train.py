@@ -64,7 +64,7 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     text = dump_config(config)
     step = step_to_start_from(folder, text, resume=resume)
     trainer = build_policy_trainer(
-        *(config, folder, levels, model.inventory.groups, learning.monitor),
+        *(config, folder, levels, model, learning.monitor),
         every_n_steps=learning.every_n_steps,
         resumed_step=step,
     )

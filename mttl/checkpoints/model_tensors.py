@@ -63,7 +63,8 @@ def router_tensors(model: Model) -> dict[str, Tensor]:
 def own_parameters(model: Model) -> dict[str, Tensor]:
     """Return the parameters other than skills and router, by name."""
     if isinstance(model, ComposedModel):
-        return {name: value.detach() for name, value in model.base.named_parameters()}
+        # With the balancing biases of experts, which are buffers.
+        return {name: value.detach() for name, value in model.base.state_dict().items()}
     return backbone_parameters(model.backbone)
 
 

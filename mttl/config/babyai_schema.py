@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, Union
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
-from mttl.config.capabilities import missing_features
+from mttl.config.capabilities import asked_features, missing_features
+from mttl.config.moe_schema import AnyMoE
 from mttl.config.optim_schema import Optim
 from mttl.config.plugin_section import PartSection, part_models, plugin_name
 from mttl.config.schema import Run, Search, Trainer
@@ -245,6 +246,8 @@ class BabyAIConfig(Section):
     """The inventory."""
     router: Router
     """Assignment of skills to levels."""
+    moe: AnyMoE | None = None
+    """Experts beside the FiLM blocks, in addition to skills; each grid position is a token."""
     optim: Optim
     """Optimizer and learning rates."""
     adapt: PolicyAdapt = PolicyAdapt()
@@ -257,4 +260,6 @@ class BabyAIConfig(Section):
     def problems(self) -> Iterator[str]:
         """Yield one sentence per conflict between settings."""
         yield from super().problems()
-        yield from missing_features(self, {"policies": "a policy (section rl)"})
+        yield from missing_features(
+            self, asked_features(self) | {"policies": "a policy (section rl)"}
+        )

@@ -3,9 +3,9 @@
 `Section.lacks` maps a feature that a section does not support to the reason and the remedy.
 `Section.asks` maps a feature that a section requires of all others to its setting. A plug-in class
 may also define `lacks`. Commands require: ``trains``; ``merges`` and ``averages`` (`merge-task`,
-recipes); ``exports_lora``, ``exports_inventory``; ``ablates``; ``plots`` (also `explore`);
-``adds_tasks``; ``policies`` (BabyAI); ``answers`` and ``generates`` (of tasks); ``stacks``
-(`skills.on`); ``stands_alone`` (`save_pretrained`, libraries).
+recipes); ``exports_lora``, ``exports_inventory``, ``exports_policy``; ``ablates``; ``plots`` (also
+`explore`); ``adds_tasks``; ``policies`` (BabyAI); ``answers`` and ``generates`` (of tasks);
+``stacks`` (`skills.on`); ``stands_alone`` (`save_pretrained`, libraries).
 """
 
 from collections.abc import Iterator, Mapping

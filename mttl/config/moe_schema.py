@@ -22,7 +22,10 @@ else:
 class UpcycledExperts(Section):
     """Copies of the backbone's feed-forward blocks as experts (sparse upcycling)."""
 
-    lacks: ClassVar = {"has_factors": "they have no low-rank factors; set {path}.kind: lora"}
+    lacks: ClassVar = {
+        "has_factors": "they have no low-rank factors; set {path}.kind: lora",
+        "policies": "a policy has no feed-forward blocks to copy; set {path}.kind: adapter",
+    }
     attachment_point: ClassVar = "block"
     kind: Literal["feed_forward"]
 
@@ -82,16 +85,44 @@ class Balancing(Section):
         return bool(self.load or {*self.given} - {"z", "localised"})
 
 
-class MoE(Section):
-    """Mixture-of-experts layers: each token is routed to experts."""
+class AnyMoE(Section):
+    """Experts that tokens choose; in a policy, tokens are the grid positions of a view."""
 
     asks: ClassVar = {
         "routes_tokens": "router",
+        "drops_tokens": "capacity_factor",
+        "drops_evaluated_tokens": "eval_capacity_factor",
+    }
+    lacks: ClassVar = {"exports_policy": "exported code has no experts; use the run itself"}
+    refuses: ClassVar = {
+        "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
+        "({n_experts})",
+        "balance.localised and task_prior != balance": "balance.localised needs the experts of "
+        "each task; set task_prior: balance, which text models have",
+    }
+    router: TokenRouting
+    """Token router."""
+    experts: TokenExperts
+    """Kind of expert."""
+    n_experts: Annotated[int, Field(ge=2)] = 8
+    """Experts per layer."""
+    capacity_factor: PositiveFloat | None = None
+    """Expert capacity in training, relative to an even load; by default unlimited."""
+    eval_capacity_factor: PositiveFloat | None = None
+    """Expert capacity in evaluation, likewise."""
+    balance: Balancing = Balancing()
+    """Load-balancing losses."""
+    shared_expert: bool = False
+    """Add an expert that processes every token."""
+
+
+class MoE(AnyMoE):
+    """Mixture-of-experts layers: each token is routed to experts."""
+
+    asks: ClassVar = {
         "weighs_experts": "task_prior",
         "shares_experts": "parallel",
         "gives_zeros": "task_prior = mask|balance",
-        "drops_tokens": "capacity_factor",
-        "drops_evaluated_tokens": "eval_capacity_factor",
     }
     lacks: ClassVar = {
         "packs": "token routers need one task per sequence; remove data.packed_length",
@@ -111,24 +142,14 @@ class MoE(Section):
     refuses: ClassVar = {
         "shared_expert and experts.kind = ia3": "shared_expert does not work with experts.kind "
         "ia3, which rescales outputs; set shared_expert: false",
-        "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
-        "({n_experts})",
         "task_prior = balance and not balance.localised": "task_prior 'balance' needs the loss "
         "balance.localised; set its weight",
-        "balance.localised and task_prior != balance": "balance.localised needs the experts of "
-        "each task; set task_prior: balance",
         "n_experts_at and task_prior": "n_experts_at does not work with task_prior "
         "('{task_prior}'), which has one weight per expert for all layers; remove one of them",
         "n_experts_at and parallel": "n_experts_at does not work with parallel; remove one of them",
         "parallel and experts.shared_down": "parallel distributes experts over processes, but "
         "experts.shared_down gives them a common tensor; turn one of them off",
     }
-    router: TokenRouting
-    """Token router."""
-    experts: TokenExperts
-    """Kind of expert."""
-    n_experts: Annotated[int, Field(ge=2)] = 8
-    """Experts per layer."""
     n_experts_at: dict[str, Annotated[int, Field(ge=2)]] = {}
     """Numbers of experts of the layers that match patterns of paths; the first match counts."""
     targets: Annotated[list[str], Field(min_length=1)] = ["mlp"]
@@ -138,14 +159,6 @@ class MoE(Section):
     """Interval between backbone blocks with experts; 1: every block."""
     stacks: Annotated[list[Stack], Field(min_length=1), AfterValidator(once)] | None = None
     """Stacks with experts; a decoder-only backbone has one stack, `model`."""
-    capacity_factor: PositiveFloat | None = None
-    """Expert capacity in training, relative to an even load; by default unlimited."""
-    eval_capacity_factor: PositiveFloat | None = None
-    """Expert capacity in evaluation, likewise."""
-    balance: Balancing = Balancing()
-    """Load-balancing losses."""
-    shared_expert: bool = False
-    """Add an expert that processes every token."""
     task_prior: Literal["none", "logits", "mask", "balance"] = "none"
     """Task routing weights as logits added to the gates, as a mask of allowed experts, or as those
     that `balance.localised` prefers."""

@@ -14,7 +14,7 @@ from mttl.heads.task_heads import TaskHeads
 from mttl.routing.context import Routing, RoutingSlot, check_task_ids
 from mttl.routing.task.task_router import TaskRouter
 from mttl.routing.token.masks import IGNORED, TokenMasks, token_masks
-from mttl.routing.token.token_router import TokenRouter
+from mttl.routing.token.token_router import token_layers
 from mttl.skills.first_pass import add_first_pass
 from mttl.skills.inputs.prompt import has_encoder
 from mttl.skills.skilled_layer import SkilledLayer, innermost, layers_of
@@ -77,11 +77,7 @@ class SkilledModel(nn.Module):
 
     def token_layers(self) -> dict[str, Any]:
         """Return the layers that route tokens by their path in the backbone."""
-        return {
-            name: module
-            for name, module in self.backbone.named_modules()
-            if isinstance(module._modules.get("router"), TokenRouter)  # not by `__getattr__`
-        }
+        return token_layers(self.backbone)
 
     def forward(self, task_ids: Int[Tensor, "B"], **inputs: Any) -> Any:
         """Return the output of the backbone with the skills of each example's task."""

@@ -9,14 +9,14 @@ from jaxtyping import Int
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
+from mttl.checkpoints.model_tensors import Model
 from mttl.routing.token.balance import BiasBalance
 from mttl.routing.token.masks import TokenRecord
-from mttl.skills.skilled_model import SkilledModel
 
 LOADS = "token_loads"
 
 
-def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tensor, "M E+1"]:
+def token_loads(model: Model, records: Sequence[TokenRecord]) -> Int[Tensor, "M E+1"]:
     """Return the number of choices per layer and expert, with dropped ones in the last column.
 
     Rows follow `SkilledModel.token_layers`; layers with fewer experts are padded with zeros.
@@ -33,13 +33,13 @@ def token_loads(model: SkilledModel, records: Sequence[TokenRecord]) -> Int[Tens
     return loads
 
 
-def trained_biases(model: SkilledModel) -> list[BiasBalance | None]:
+def trained_biases(model: Model) -> list[BiasBalance | None]:
     """Return each layer's balancing bias, or None if it has none or its router is frozen."""
     routers = [layer.router for layer in model.token_layers().values()]
     return [r.bias if any(p.requires_grad for p in r.parameters()) else None for r in routers]
 
 
-def adjust_biases(model: SkilledModel, loads: Int[Tensor, "M E+1"]) -> None:
+def adjust_biases(model: Model, loads: Int[Tensor, "M E+1"]) -> None:
     """Update the balancing biases of trained routers by the loads of a whole step."""
     for bias, load in zip(trained_biases(model), loads, strict=True):
         if bias is not None:

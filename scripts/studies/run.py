@@ -24,7 +24,10 @@ from mttl.commands.comparison.methods import (
     Plan,
     plan,
 )
+from mttl.commands.comparison.policy_comparison import PolicyComparison
 from mttl.commands.comparison.result_tables import write_tables
+from mttl.config.babyai_schema import BabyAIConfig
+from mttl.config.load import load_any_config
 from mttl.config.section import Section, Seeds
 from mttl.io.errors import ConfigError
 from mttl.io.files import write_text
@@ -89,9 +92,9 @@ class Study(Section):
     examples: PositiveInt | None = None
     """Training rows of every unseen task."""
     steps: PositiveInt = 500
-    """Optimizer steps of every training."""
+    """Optimizer steps of every training; rollouts of policies."""
     adapt_steps: PositiveInt = 60
-    """Optimizer steps of every adaptation."""
+    """Optimizer steps of every adaptation; rollouts of policies."""
     score_seen: bool = True
     """Score the trained tasks, too."""
     settings: list[str] = []
@@ -140,6 +143,10 @@ def prepare(
             update={"modes": [f"{m}-{n}" for m in ("all", *study.modes) for n in study.curve]}
         )
     kind = SearchedRates if study.rates == "search" else MethodComparison
+    if isinstance(load_any_config(study.config, as_written=True), BabyAIConfig):
+        if study.rates == "search":
+            raise ConfigError("rates ('search') must be fixed for policies")
+        kind = PolicyComparison
     comparison = kind(
         out=out,
         config=study.config,

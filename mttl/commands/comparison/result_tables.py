@@ -142,8 +142,10 @@ def n_trained_in(runs: Sequence[Path], mode: str) -> int:
     # Token routers are trained even if the task router is fixed.
     learned = TOKENS if kind in FIXED_ROUTERS else ""
     routers = count_saved(skills / "router.safetensors", learned)
-    # Of policies, those that levels share.
-    common = count_saved(skills / "backbone.safetensors") if settings.get("train_base") else 0
+    # Of policies, those that levels share; if they are frozen, their experts.
+    common = 0
+    if (trained := settings.get("train_base")) is not None:
+        common = count_saved(skills / "backbone.safetensors", "" if trained else "experts.")
     return count_saved(skills / "skills.safetensors") + routers + common
 
 

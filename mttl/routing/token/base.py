@@ -22,7 +22,10 @@ class BaseRouter(TokenRouter):
         Large, Sparse Models*, ICML 2021, arXiv:2103.16716.
     """
 
-    lacks: ClassVar = EVEN
+    lacks: ClassVar = {
+        **EVEN,
+        "policies": "its assignment is too slow for thousands of positions; set {path}.kind: top_k",
+    }
 
     def __init__(self, in_features: int, n_experts: int) -> None:
         super().__init__(in_features, n_experts)

@@ -28,7 +28,10 @@ class HashRouter(TokenRouter):
         arXiv:2106.04426.
     """
 
-    lacks: ClassVar = {"balances": "it trains nothing; set all weights of moe.balance to 0"}
+    lacks: ClassVar = {
+        "balances": "it trains nothing; set all weights of moe.balance to 0",
+        "policies": "positions have no vocabulary entries; set {path}.kind: top_k",
+    }
     needs_token_ids = True
     table: Tensor
 

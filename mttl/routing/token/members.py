@@ -33,6 +33,7 @@ class MemberRouter(TokenRouter):
     asks: ClassVar = {"has_factors": "kind"}
     lacks: ClassVar = {
         "balances": "this router is not trained; set all weights of moe.balance to 0",
+        "policies": "it needs members of a library of adapters; set {path}.kind: top_k",
         "trains": "it needs trained members of a library. Make a run of them with `mttl library "
         "run`, or train experts with another router, such as top_k",
         "plots": "the run was created from a library and has no routing statistics of training; "

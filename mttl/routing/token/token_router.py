@@ -104,6 +104,15 @@ class LinearRouter(TokenRouter):
         nn.init.normal_(self.weight, std=(self.init_scale / self.in_features) ** 0.5)
 
 
+def token_layers(module: nn.Module) -> dict[str, Any]:
+    """Return the layers of a module that route tokens, by their path."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer._modules.get("router"), TokenRouter)  # not by `__getattr__`
+    }
+
+
 def check_prior(prior: Float[Tensor, "N E"] | None) -> None:
     """Raise ValueError if a prior excludes all experts for a token."""
     if prior is None:

@@ -34,7 +34,10 @@ class LoRABlockExperts(Inventory):
         Experts*, 2024, arXiv:2404.15159.
     """
 
-    lacks: ClassVar = {"shares_experts": "its experts share a block; set moe.parallel: false"}
+    lacks: ClassVar = {
+        "shares_experts": "its experts share a block; set moe.parallel: false",
+        "policies": "a policy has no feed-forward blocks to change; set {path}.kind: adapter",
+    }
     uses = ("token",)
     attachment_point = "block"
     reads = "block"

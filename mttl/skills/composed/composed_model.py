@@ -23,6 +23,7 @@ from torch.func import functional_call, vmap
 from mttl.io.errors import require_one_of
 from mttl.routing.context import check_task_ids
 from mttl.routing.task.task_router import TaskRouter
+from mttl.routing.token.token_router import token_layers
 from mttl.skills.inventory import Inventory
 from mttl.skills.kinds import kind_for
 from mttl.skills.weight_decay import decays
@@ -148,6 +149,10 @@ class ComposedModel(nn.Module):
                 )
         self.base = base.requires_grad_(train_base)
         self.inventory, self.router, self.groups = inventory, router, inventory.groups
+
+    def token_layers(self) -> dict[str, Any]:
+        """Return the layers of the base that route tokens, by their path."""
+        return token_layers(self.base)
 
     @property
     def device(self) -> torch.device:

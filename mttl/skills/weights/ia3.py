@@ -1,5 +1,7 @@
 """Multiplicative skills: one scale per output feature."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ class IA3Inventory(ZeroInventory):
         Experts to the Limit*, ICLR 2024, arXiv:2309.05444.
     """
 
+    lacks: ClassVar = {"policies": "it rescales outputs of layers; set {path}.kind: adapter"}
     uses = ("task", "token")
     reads = "output"
     adapter_format = "IA3"

@@ -25,7 +25,8 @@ def test_a_study_can_be_prepared(path: Path, tmp_path: Path) -> None:
     comparison, plans = RUN.prepare(study, tmp_path, None)
     assert {plan.name for plan in plans} == set(study.methods)
     for method in comparison.methods.values():
-        load_any_config(f"{study.config}+{method.fragment}", [*study.settings, *method.settings])
+        files = "+".join(filter(None, (study.config, method.fragment)))
+        load_any_config(files, [*study.settings, *method.settings])
 
 
 def test_rates_are_searched_on_tasks_that_are_set_aside(tmp_path: Path) -> None:

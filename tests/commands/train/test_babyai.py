@@ -106,7 +106,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(config, whole, monkeypatch, 
     "method",
     [
         *("polytropon_ibp", "private"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dense", "shared", "expert")),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("dense", "shared", "expert", "moe")),
     ],
 )
 def test_every_method_trains(config: Path, method: str) -> None:
@@ -222,7 +222,9 @@ def test_two_processes_share_the_environments_and_continue(config: Path) -> None
         (["skills.n_heads=2"], "skills.n_heads: '2' must be 1"),
         (["router.kind=none"], "with router.kind 'none': it gives skills no weights"),
         (["router.kind=smear"], "with router.kind 'smear': it reads prompts of text"),
-        (["moe.n_experts=4"], "moe: the configuration has no setting 'moe'"),
+        (["moe.router.kind=hash", "moe.experts.kind=adapter"], "have no vocabulary entries"),
+        (["moe.router.kind=top_k", "moe.experts.kind=feed_forward"], "no feed-forward blocks"),
+        (["moe.router.kind=top_k", "moe.experts.kind=ia3"], "it rescales outputs of layers"),
     ],
 )
 def test_mistakes_are_explained(config: Path, overrides: list[str], message: str) -> None:
