@@ -1,6 +1,6 @@
 """Similarity of tasks by their routing, and projections of tasks to the plane."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -61,28 +61,3 @@ def _components(
     points = (rows - centre) @ axes.T
     largest = points[np.abs(points).argmax(0), [0, 1]]
     return centre, axes * np.where(largest < 0, -1, 1)[:, None], np.pad(scale**2, (0, 2))
-
-
-def umap_projection(
-    weights: Float[np.ndarray, "G T K"],
-) -> Float[np.ndarray, "T 2"]:
-    """Return tasks in the plane by UMAP, which keeps neighbours by correlation together.
-
-    Raises:
-        ImportError: If ``umap-learn`` is not installed.
-
-    References:
-        McInnes, Healy and Melville, *UMAP: Uniform Manifold Approximation and Projection*,
-        arXiv:1802.03426.
-    """
-    import umap  # type: ignore[import-not-found]
-
-    rows = task_rows(weights)
-    projection: Any = umap.UMAP(
-        n_neighbors=min(8, len(rows) - 1),
-        metric="correlation",
-        init="random",  # spectral initialisation fails for few tasks
-        random_state=0,
-        n_jobs=1,  # required by a seed
-    )
-    return np.asarray(projection.fit_transform(rows))

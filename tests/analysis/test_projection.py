@@ -1,8 +1,4 @@
-import sys
-from types import SimpleNamespace
-
 import numpy as np
-import pytest
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 
@@ -11,7 +7,6 @@ from mttl.analysis.projection import (
     principal_components,
     task_rows,
     task_similarity,
-    umap_projection,
 )
 
 
@@ -46,28 +41,3 @@ def test_against_scikit_learn() -> None:
     point, shares = principal_components(np.ones((2, 3, 4)))
     np.testing.assert_array_equal(point, np.zeros((3, 2)))
     np.testing.assert_array_equal(shares, [0, 0])
-
-
-def test_umap_gets_few_neighbours_and_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
-
-    class Recorder:
-        def __init__(self, **settings: object) -> None:
-            seen.update(settings)
-
-        def fit_transform(self, rows: np.ndarray) -> np.ndarray:
-            return rows[:, :2]
-
-    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Recorder))
-    assert umap_projection(np.ones((2, 5, 3))).shape == (5, 2)
-    assert (seen["n_neighbors"], seen["random_state"]) == (4, 0)
-
-
-@pytest.mark.slow
-def test_umap_itself_separates_two_kinds_of_tasks() -> None:
-    pytest.importorskip("umap", reason="needs umap-learn: pip install umap-learn")
-    generator = np.random.default_rng(0)
-    kinds = np.repeat([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], 10, axis=0)
-    points = umap_projection(kinds[None] + generator.normal(scale=0.05, size=(2, 20, 3)))
-    within = np.linalg.norm(points[:10] - points[:10].mean(0), axis=1).max()
-    assert np.linalg.norm(points[:10].mean(0) - points[10:].mean(0)) > within

@@ -43,7 +43,7 @@ def test_everything_is_written_and_printed(folder, write_run, tmp_path, capsys) 
         *("statistics_by_layer", "statistics_over_training", "compare_second"),
     )
     expected = {f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")}
-    found = {path.name for path in out.iterdir() if "umap" not in path.name}
+    found = {path.name for path in out.iterdir()}
     assert found == expected
     printed = " ".join(capsys.readouterr().out.split())
     for text in ("encoder.block.0.q", "mean, encoder", "mean, decoder", "effective skills"):
@@ -168,6 +168,6 @@ def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
         "import sys, mttl.analysis, mttl.analysis.explore.explore_page, "
         "mttl.analysis.routing_view, "
         "mttl.analysis.clustering, mttl.analysis.skill_matching, mttl.analysis.projection\n"
-        "assert not {'matplotlib', 'sklearn', 'umap'} & set(sys.modules)\n"
+        "assert not {'matplotlib', 'sklearn'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,6 +1,5 @@
 """The figures of a run by file name."""
 
-import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 from mttl.analysis.figures.curves import statistics_by_layer, statistics_over_training
 from mttl.analysis.figures.heat_maps import heat_maps, similarity_matrix
 from mttl.analysis.figures.task_maps import dendrogram, radial_dendrogram, task_map
-from mttl.analysis.projection import on_components, principal_components, umap_projection
+from mttl.analysis.projection import on_components, principal_components
 from mttl.analysis.routing_record import Ablation
 from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.skill_matching import match_skills, matched
@@ -19,7 +18,6 @@ from mttl.analysis.token_record import TokenRoutingRecord, load_entropy
 
 PANELS = 12  # largest number of groups of layers in one figure
 BLOCK = re.compile(r".*?\.\d+(?=[./]|$)")  # "encoder.block.0" of "encoder.block.0.layer.1"
-SMALLEST_UMAP = 5  # tasks
 TOKENS = ("load entropy", "dropped", "by task, bits", "by previous token, bits", "by token, bits")
 
 
@@ -51,9 +49,6 @@ def drawings(view: RoutingView, other: RoutingView | None = None) -> Iterator[tu
         title += "; lines: adapted tasks from their first routing weights to their last"
     axes = f"component 1 ({shares[0]:.0%})", f"component 2 ({shares[1]:.0%})"
     yield "task_map_pca", task_map(points, view, title, axes, trails)
-    if importlib.util.find_spec("umap") and len(record.tasks) >= SMALLEST_UMAP:
-        points, title = umap_projection(weights), f"{view.name}: UMAP of the tasks' routing"
-        yield "task_map_umap", task_map(points, view, title, ("UMAP 1", "UMAP 2"))
 
     title = f"{view.name}: statistics of the routing by layer"
     yield "statistics_by_layer", statistics_by_layer(view.statistics, record.groups, title=title)
