@@ -14,7 +14,10 @@ from mttl.config.load import load_any_config
 FOLDER = ROOT / "scripts" / "studies"
 sys.path.insert(0, str(FOLDER))
 RUN = import_module("run")
-OTHERS = sorted(FOLDER.glob("cross_lingual/*.yaml"))  # of transfer.py
+# Of transfer.py and commands.py.
+OTHERS = sorted(
+    p for name in ("cross_lingual", "faithful_dialogue") for p in FOLDER.glob(f"{name}/*.yaml")
+)
 STUDIES = sorted({*FOLDER.glob("*/*.yaml")} - {*OTHERS})
 PAGES = sorted(FOLDER.glob("*/README.md"))
 
