@@ -100,7 +100,8 @@ class AdaptedModel(Predictor):
                 scores.append(Result(*where, getattr(result, split), len(rows)))
                 write_predictions(files.predictions, rows, [result.task], split)
             write_results(files.results, scores)
-            if (history := self.outcome.history).rows:
+            history = self.outcome.history
+            if history.rows and not self.model.router.weighs_tokens:
                 history.write(files.plots / "routing_history.npz")
 
     def _settings(self, base: ModelSettings) -> ModelSettings:

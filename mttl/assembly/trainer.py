@@ -205,7 +205,8 @@ def _annealing(router: Router) -> list[Callback]:
 
 def _callbacks(config: Config, folder: RunFolder, built: Built) -> list[Callback]:
     callbacks: list[Callback] = [TrainingProgress()]
-    if built.attachment.groups and isinstance(config.aggregation, Mixture):  # a trained router
+    mixes = isinstance(config.aggregation, Mixture) and not built.model.router.weighs_tokens
+    if built.attachment.groups and mixes:  # a trained router of tasks
         callbacks.append(RoutingMonitor(folder.plots, built.attachment.groups, built.tasks))
     callbacks += _annealing(config.router)
     if config.moe is not None:

@@ -205,7 +205,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         templates = {task: gym.template(task) for task in tasks}
         settings = inventory_settings(config, shown or None, options, templates, heads)
         built.save_skills(folder.skills, settings)
-        if groups := built.attachment.groups:
+        if (groups := built.attachment.groups) and not built.model.router.weighs_tokens:
             attention = None
             if isinstance(config.aggregation, Fusion):
                 module.to(trainer.strategy.root_device)  # the trainer has moved it to the CPU

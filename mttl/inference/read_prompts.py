@@ -31,7 +31,7 @@ Ids = Sequence[int]
 def shares_prompts(model: SkilledModel) -> bool:
     """Return whether a model can read a prompt once for several answers."""
     backbone: Any = model.backbone
-    by_token = model.routes_tokens or "states" in model.router.seen
+    by_token = model.routes_tokens or model.router.weighs_tokens
     if by_token or backbone._compiled_call_impl is not None:
         return False
     if not is_decoder_only(backbone):

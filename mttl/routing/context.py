@@ -79,7 +79,8 @@ class Routing:
         assert self.weigh is not None
         states = states.flatten(0, -2)
         counts = self.segments or [len(states) // max(len(self.task_ids), 1)] * len(self.task_ids)
-        task_ids = self.task_ids.repeat_interleave(self.task_ids.new_tensor(counts))
+        lengths = self.task_ids.new_tensor(counts)
+        task_ids = self.task_ids.repeat_interleave(lengths, output_size=len(states))
         routing = _Unchecked(task_ids, self.weigh(task_ids, states=states))
         routing.losses = self.losses
         return routing

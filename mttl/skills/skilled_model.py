@@ -54,7 +54,7 @@ class SkilledModel(nn.Module):
         lists = getattr(getattr(backbone, "config", None), "model_type", None) == "opt"
         if lists or any(layer.router.needs_token_ids for layer in token_layers.values()):
             self._note_ids()
-        if "states" in router.seen:
+        if router.weighs_tokens:
             add_first_pass(backbone, slot, layers)
 
     def with_router(self, router: TaskRouter) -> "SkilledModel":
@@ -94,8 +94,9 @@ class SkilledModel(nn.Module):
     ) -> Routing:
         """Return the routing of a batch.
 
-        If nothing is sampled, one example represents neighbouring rows of a task: as many as divide
-        the numbers of neighbours of all tasks.
+        Unless weights are sampled, neighbouring rows of a task share one example. All examples have
+        the same number of rows, the greatest common divisor of the numbers of neighbours.
+
         Masks and labels among the inputs determine padding for layers that route tokens, and the
         ends of prompts for routers that read them; ``segments`` has the number of tokens of each
         example if rows are packed. Further arguments are those of `Routing`.
@@ -131,7 +132,7 @@ class SkilledModel(nn.Module):
             reuse_merged=reuse_merged,
             masks=masks,
             segments=segments,
-            weigh=self.router.mix if "states" in self.router.seen else None,
+            weigh=self.router.mix if self.router.weighs_tokens else None,
         )
 
     @torch.no_grad()

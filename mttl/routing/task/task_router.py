@@ -99,6 +99,11 @@ class TaskRouter(Bounded, nn.Module, ABC):
         """Whether weights depend on the text of an example, not only on its task."""
         return any(name in PER_PASS for name in self.seen)
 
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether weights differ between the tokens of an example; a task has none of its own."""
+        return "states" in self.seen
+
     @classmethod
     def rows_of_tasks(cls) -> dict[str, TaskRows]:
         """Return `task_rows`, and those of the vectors of `show`."""
