@@ -66,10 +66,15 @@ def build_model(
         load_source(built.model, config, tasks)
         for other in built.others:
             other.require_base(built.model.backbone)
-    for layer in built.model.skilled_layers().values() if config.run.freeze_skills else ():
-        layer.inventory.requires_grad_(False)
+    freeze_skills(built.model, config)
     built.model.train()
     return built
+
+
+def freeze_skills(model: SkilledModel, config: Config) -> None:
+    """Freeze the skills if a configuration says so (``run.freeze_skills``)."""
+    for layer in model.skilled_layers().values() if config.run.freeze_skills else ():
+        layer.inventory.requires_grad_(False)
 
 
 def load_source(model: SkilledModel, config: Config, tasks: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from mttl.config.schema import Config
 from mttl.heads.label_head import LabelHead
 from mttl.heads.task_heads import TaskHeads
 from mttl.heads.tree_head import TreeHead
+from mttl.inference.predictor import MIXED
 from mttl.models.backbone import is_decoder_only
 from mttl.models.generation import cache_argument
 from mttl.models.headed import headed_losses
@@ -35,7 +36,6 @@ from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, global_mean
 
 MERGED, GRADIENTS, CACHE = "merged skills", "gradients", "cache"
-MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class PeakMemory(TorchDispatchMode):
@@ -283,15 +283,12 @@ def _autocast(config: Config) -> Any:
 
 
 def _cache(counter: PeakMemory, backbone: Any) -> Any:
-    cache = DynamicCache(config=backbone.config.get_text_config(decoder=True))
-    update = cache.update
+    class CountedCache(DynamicCache):
+        def update(self, *args: Any, **kwargs: Any) -> Any:
+            with counter.counting(CACHE):
+                return super().update(*args, **kwargs)
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        with counter.counting(CACHE):
-            return update(*args, **kwargs)
-
-    cache.update = counted
-    return cache
+    return CountedCache(config=backbone.config.get_text_config(decoder=True))
 
 
 def _long(tensor: Tensor, length: int) -> Tensor:

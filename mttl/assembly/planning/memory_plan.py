@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from mttl.assembly.build_backbone import architecture
 from mttl.assembly.build_heads import build_heads
-from mttl.assembly.model import assemble
+from mttl.assembly.model import assemble, freeze_skills
 from mttl.assembly.planning.fake_passes import GRADIENTS, generation_bytes, training_bytes
 from mttl.config.backbone_schema import Backbone, Quantisation, RandomBackbone
 from mttl.config.optim_schema import Adafactor, Optim
@@ -167,6 +167,7 @@ def fake_model(
         model.heads = build_heads(heads or {}, tasks, config.heads, network)
         if model.heads is not None:
             freeze_unread(network)
+    freeze_skills(model, config)
     dtype = WHOLE.get(config.trainer.precision)
     if dtype is not None:
         model.to(dtype)

@@ -21,7 +21,7 @@ from mttl.assembly.planning.memory_plan import (
 from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 from mttl.tasks.head_form import HeadForm
-from mttl.training.optim import build_optimizer
+from mttl.training.optim import build_optimizer, parameter_roles
 
 TASKS = ["a", "b", "c"]
 SHORT = "data.max_output_length=2"
@@ -75,6 +75,12 @@ def test_skills_that_tell_tasks_apart_are_planned_as_they_run() -> None:
     config = frozen_config("skills/sparse.yaml", "skills.mix=deltas")
     fake, real = fake_model(config, TASKS), build_model(config, TASKS).model
     assert generation_bytes(fake, config) == generation_bytes(real, config)
+
+
+def test_frozen_skills_are_planned_without_gradients(folder: Path) -> None:
+    start = "run.start=runs/earlier", "run.freeze_skills=true"
+    config = config_of(folder, TINY_LLAMA, "backbone.train=false", *start)
+    assert {*parameter_roles(fake_model(config, TASKS)).values()} == {"router"}
 
 
 def test_weights_and_states_are_those_of_the_model(folder: Path) -> None:
