@@ -1,6 +1,6 @@
 """Low-rank skills that share their factors and differ between them (MTL-LoRA)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mttl.aggregation.mix import mix_blocks
 from mttl.plugins.part_settings import Positive, PositiveInt
-from mttl.skills.inventory import Merged, Weights, draw
+from mttl.skills.inventory import Inventory, Merged, Weights, draw
 from mttl.skills.weights.lora import LoRAInventory
 
 
@@ -34,6 +34,7 @@ class MTLLoRAInventory(LoRAInventory):
         Low-Rank Adaptation for Multi-Task Learning*, 2024, arXiv:2410.09437.
     """
 
+    lacks: ClassVar = {"mixes_by_token": Inventory.lacks["mixes_by_token"]}
     internal = ("shared_down", "mix", "init")
     uses = ("task",)
     undecayed = ("transforms", "logits")
