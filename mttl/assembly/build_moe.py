@@ -36,9 +36,8 @@ def build_experts(
         n_experts = n_experts or count(place)
         if upcycled and place.block is not None:
             return upcycle(place.block, n_experts)
-        made = make_experts(
-            *(moe, place.in_features, place.out_features, n_experts), block=place.block
-        )
+        sizes = place.in_features, place.out_features
+        made = make_experts(moe, *sizes, n_experts, block=place.block)
         if moe.parallel:
             check_shardable(made)
         return made

@@ -139,8 +139,8 @@ def adapt_policies(
     """Prepare trained policies for a new level, in place, and return them.
 
     They get a router for one task, and parameters that the mode does not train are frozen. Token
-    routers count as router and their experts as skills. Modes
-    are those of `mttl.adaptation.modes.apply_mode`, with the common parameters as the backbone;
+    routers count as router and their experts as skills. Modes are those of
+    `mttl.adaptation.modes.apply_mode`, with the common parameters as the backbone;
     ``from_scratch`` needs a new model (see `mttl.babyai.build_policy.fresh_policies`). ``init`` is
     that of `TaskRouter.for_new_tasks`.
 
