@@ -94,7 +94,7 @@ def test_malformed_templates(template, message):
     ("template", "record", "message"),
     [
         ("{x}", {"y": 1, "z": 2}, "the field 'x' is missing; the record has y, z"),
-        ("{question}", {"qestion": 1}, "has qestion. Did you mean 'qestion'"),
+        ("{answer}", {"answers": 1}, "has answers. Did you mean 'answers'"),
         ("{[x,y]|lettered}", {"x": "a"}, "the field 'y' is missing"),
         ("{x|lf}", {"x": ["a", None]}, "the field 'x' is None; it must be a text or a number"),
         ("{x|name}", {"x": 2}, "the field 'x' is 2; it must be 0 (no), 1 (yes)"),
