@@ -59,9 +59,10 @@ def _end(second: ExitStack, *_: Any) -> None:
 def _first_cache(cache: Any) -> Any:
     """Return the first pass's cache; its layers are also those of ``cache``, for beam search."""
     if not hasattr(cache, "of_first_pass"):
-        if cache.get_seq_length():
+        if cache.get_seq_length() or not cache.layers:
             raise ValueError(
-                "the cache was filled without the router's first pass; use an empty one"
+                "the router's first pass adds its layers to the cache, so the cache must be empty "
+                "and have layers already; use DynamicCache(config=backbone.config)"
             )
         cache.of_first_pass = copy.deepcopy(cache)
         cache.layers.extend(cache.of_first_pass.layers)

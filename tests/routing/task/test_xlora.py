@@ -106,8 +106,9 @@ def test_a_step_with_a_cache_equals_the_whole_pass() -> None:
     steps = [model(TASKS, input_ids=part, **given).logits for part in ids.split([2, 1, 2], dim=1)]
     # Rounding of shorter products.
     torch.testing.assert_close(torch.cat(steps, 1), whole.logits, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="filled without the router's first pass"):
-        model(TASKS, input_ids=ids, cache=whole.cache, use_cache=True)
+    for cache in (whole.cache, DynamicCache()):  # without layers, beams would not reorder them
+        with pytest.raises(ValueError, match="the cache must be empty and have layers"):
+            model(TASKS, input_ids=ids, cache=cache, use_cache=True)
     assert not model.slot.in_use
 
 
