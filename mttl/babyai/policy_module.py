@@ -122,7 +122,8 @@ class ImitationModule(PolicyModule):
     """Behaviour cloning of the policies of all levels.
 
     The memory runs through each demonstration from beginning to end, with gradients over a limited
-    number of steps. All levels have equal weight. The critic is not trained.
+    number of steps. All levels have equal weight. The critic is not trained. Balancing losses of
+    experts also count the steps that pad demonstrations.
     """
 
     def losses(self, batch: DemonstrationBatch) -> tuple[Tensor, dict[str, Tensor]]:

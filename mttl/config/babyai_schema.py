@@ -96,6 +96,7 @@ class Evaluation(Section):
 class Rl(Section):
     """Levels, environments and learning algorithm of a policy."""
 
+    asks: ClassVar = {"plays": "playing"}
     refuses: ClassVar = {
         "n_sequences % ppo.n_minibatches": "ppo.n_minibatches ({ppo.n_minibatches}) must "
         "divide the {self.n_sequences} sequences of a level's rollout (n_slots × ppo.n_steps / "
@@ -136,6 +137,11 @@ class Rl(Section):
     """Stop training when every level is solved."""
     evaluation: Evaluation = Evaluation()
     """Evaluation after training."""
+
+    @property
+    def playing(self) -> list[str]:
+        """The section of the algorithm that plays episodes, if any does."""
+        return [] if self.demonstrations else ["ppo"]
 
     @property
     def n_sequences(self) -> int:

@@ -93,7 +93,13 @@ class AnyMoE(Section):
         "drops_tokens": "capacity_factor",
         "drops_evaluated_tokens": "eval_capacity_factor",
     }
-    lacks: ClassVar = {"exports_policy": "exported code has no experts; use the run itself"}
+    lacks: ClassVar = {
+        "exports_policy": "exported code has no experts; use the run itself",
+        "plays": (
+            "capacities",
+            "an action depends on the other frames; remove these limits",
+        ),
+    }
     refuses: ClassVar = {
         "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "
         "({n_experts})",
@@ -114,6 +120,11 @@ class AnyMoE(Section):
     """Load-balancing losses."""
     shared_expert: bool = False
     """Add an expert that processes every token."""
+
+    @property
+    def capacities(self) -> list[str]:
+        """The limits of an expert's load that are set."""
+        return [name for name in ("capacity_factor", "eval_capacity_factor") if getattr(self, name)]
 
 
 class MoE(AnyMoE):

@@ -229,6 +229,8 @@ class ConstantSlot(nn.Module):
 
 class _Unchecked(Routing):
     def examples(self, x: Tensor) -> Tensor:
+        if self.mixing.shape[1] > 1:  # of tokens
+            self._check_rows(x.shape[:-1].numel())
         return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
 
     def repeat(self, values: Float[Tensor, "1 *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:

@@ -140,7 +140,7 @@ def _field(field: str) -> Read:
             if is_mapping:
                 there = ", ".join(map(str, record))
                 what = f"the field '{field}' is missing; the record has {there}"
-                what += nearest(field, record).replace(" Did", ". Did")
+                what = f"{what}.{hint}" if (hint := nearest(field, record)) else what
             raise FieldError(what) from error
 
     return read

@@ -134,6 +134,24 @@ def test_what_is_refused(overrides: str, message: str) -> None:
         load(*overrides.split("; "))
 
 
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ("router.jitter=0.1", r"moe.router.jitter \(0.1\): its noise changes actions"),
+        ("router.kind=noisy_top_k", "kind 'noisy_top_k': its noise changes actions"),
+        ("router.kind=gshard", "kind 'gshard': its noise changes actions"),
+        ("router.kind=expert_choice", "an action depends on the other frames"),
+        ("capacity_factor=1", r"moe \(capacity_factor\): an action depends on the other frames"),
+    ],
+)
+def test_played_actions_are_those_that_are_learned_from(changed: str, refused: str) -> None:
+    given = [f"moe.{changed}"]
+    with pytest.raises(ConfigError, match=rf"rl \(ppo\) does not work with .*{refused}"):
+        load_any_config("babyai.yaml+babyai/moe.yaml", given)
+    if "expert_choice" not in changed:  # it needs other settings, too
+        load_any_config("babyai.yaml+babyai/moe.yaml", [*given, "rl.demonstrations=x.npz"])
+
+
 def test_policies_learn_from_no_rows() -> None:
     with pytest.raises(ConfigError, match=r"optim.meta needs text-to-text tasks; remove") as caught:
         load_any_config("babyai.yaml", ["optim.meta.kind=maml", "run.start=x"])

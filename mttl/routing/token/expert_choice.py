@@ -29,7 +29,11 @@ class ExpertChoiceRouter(LinearRouter):
         arXiv:2202.09368.
     """
 
-    lacks: ClassVar = {**EVEN, "drops_evaluated_tokens": EVEN["drops_tokens"]}
+    lacks: ClassVar = {
+        **EVEN,
+        "drops_evaluated_tokens": EVEN["drops_tokens"],
+        "plays": "an action depends on the other frames; set {path}.kind: top_k",
+    }
     causal = False
 
     def __init__(

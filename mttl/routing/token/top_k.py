@@ -13,6 +13,11 @@ from mttl.routing.token.balance import BiasBalance
 from mttl.routing.token.choice import Assignment, Tokens, keep_pairs
 from mttl.routing.token.token_router import LinearRouter, TokenRouter
 
+# Why routers that draw cannot be used in reinforcement learning.
+NOISE = (
+    "its noise changes actions between playing and learning; set {path}.kind: top_k, without jitter"
+)
+
 
 class TopKRouter(LinearRouter):
     r"""Sends each token to its ``top_k`` most probable experts.
@@ -35,7 +40,7 @@ class TopKRouter(LinearRouter):
         *Mixtral of Experts*, 2024, arXiv:2401.04088.
     """
 
-    lacks: ClassVar = {"takes_bias": ""}
+    lacks: ClassVar = {"takes_bias": "", "plays": ("jitter", NOISE)}
     refuses: ClassVar = {
         "normalise and top_k = 1": "with normalise and top_k 1 every gate is 1 and the router "
         "learns nothing: set normalise: false, or kind: switch"
@@ -168,6 +173,8 @@ class GShardRouter(LinearRouter):
         Sharding*, ICLR 2021, arXiv:2006.16668.
     """
 
+    lacks: ClassVar = {"plays": NOISE}
+
     def __init__(
         self, in_features: int, n_experts: int, *, threshold: Positive = 0.2, **settings: Any
     ) -> None:
@@ -209,7 +216,7 @@ class NoisyTopKRouter(TokenRouter):
         Layer*, ICLR 2017, arXiv:1701.06538.
     """
 
-    lacks: ClassVar = {"estimates_load": ""}
+    lacks: ClassVar = {"estimates_load": "", "plays": NOISE}
 
     def __init__(
         self, in_features: int, n_experts: int, *, top_k: PositiveInt = 2, **settings: Any

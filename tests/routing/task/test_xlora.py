@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from helpers.backbones import batch, fill, tiny_llama, tiny_t5
 from helpers.peft_adapters import peft, save_lora
+from mttl.models.generation import cache_argument
 from mttl.routing import RoutingSlot, XLoRARouter
 from mttl.skills import LoRAInventory, SkilledModel, attach_skills
 from mttl.training.packing_check import check_packing
@@ -101,14 +102,15 @@ def test_logits_gradients_and_answers_equal_those_of_peft(tmp_path: Path, ours, 
 
 def test_a_step_with_a_cache_equals_the_whole_pass() -> None:
     model, ids = plain(), batch(3)["input_ids"]
+    name = cache_argument(model.backbone)
     whole = model(TASKS, input_ids=ids, use_cache=True)
-    given = {"cache": DynamicCache(config=model.backbone.config), "use_cache": True}
+    given = {name: DynamicCache(config=model.backbone.config), "use_cache": True}
     steps = [model(TASKS, input_ids=part, **given).logits for part in ids.split([2, 1, 2], dim=1)]
     # Rounding of shorter products.
     torch.testing.assert_close(torch.cat(steps, 1), whole.logits, rtol=1e-4, atol=1e-5)
-    for cache in (whole.cache, DynamicCache()):  # without layers, beams would not reorder them
+    for cache in (whole[name], DynamicCache()):  # without layers, beams would not reorder them
         with pytest.raises(ValueError, match="the cache must be empty and have layers"):
-            model(TASKS, input_ids=ids, cache=cache, use_cache=True)
+            model(TASKS, input_ids=ids, use_cache=True, **{name: cache})
     assert not model.slot.in_use
 
 
