@@ -133,7 +133,9 @@ def _problems(
     if not _equal(*common):
         yield "adaptation changed the router's common parameters"
     shared, kinds = _shared(settings, run.skills), kinds_of(settings.skills)
-    own, theirs = ({name: part.skills.get(name) for name in shared} for part in (run, new))
+    own, theirs = (
+        {name: part.skills[name] for name in shared if name in part.skills} for part in (run, new)
+    )
     reasons = {
         "all tasks share the same experts": settings.moe is not None
         or settings.aggregation.kind != "mixture",

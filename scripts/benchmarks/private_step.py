@@ -42,7 +42,7 @@ def build(variant: str, settings: argparse.Namespace) -> tuple[Step, dict[str, f
         slot = RoutingSlot()
         attached = attach_skills(
             backbone,
-            lambda *features: LoRAInventory(*features, N_TASKS, rank=RANK),
+            lambda n_in, n_out: LoRAInventory(n_in, n_out, N_TASKS, rank=RANK),
             targets=["attention", "mlp"],
             slot=slot,
         )

@@ -119,7 +119,7 @@ def test_what_words_and_numbers_are(setting: str, value: tuple[str, object]) -> 
 @pytest.mark.parametrize("fragment", sorted((configs_dir() / "router").glob("*.yaml")))
 def test_names_are_shown_where_a_router_does_not_tell_tasks_apart(fragment: Path) -> None:
     config = load_config(f"crossfit.yaml+{fragment}", ["data.prefix=auto"])
-    read = config.router.kind in ("smear", "retrieval")  # from the text alone
+    read = config.router.kind in ("smear", "retrieval", "xlora")  # from the text alone
     one_for_all = config.router.kind in ("shared", "average", "random", "none")
     one_for_a_family = config.router.kind == "expert"  # in the lexical gym
     assert config.data.prefix == ("name" if read or one_for_all or one_for_a_family else "none")

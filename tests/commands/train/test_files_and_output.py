@@ -116,7 +116,7 @@ def test_routing_arrays_fit_the_saved_router(whole: RunFolder) -> None:
 def test_resolved_configuration_repeats_the_run(whole: RunFolder, folder: Path) -> None:
     saved = yaml12.parse(whole.config.read_text())
     run = {"name": "whole", "dir": str(folder / "runs"), "seed": 13}
-    run |= {"start": None, "start_router": False}
+    run |= {"start": None, "start_router": False, "freeze_skills": False}
     assert saved["run"] == run
     assert saved["optim"]["betas"] == [0.9, 0.999]
     assert dump_config(load_config([str(whole.config)])) == whole.config.read_text()
