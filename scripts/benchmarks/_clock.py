@@ -20,11 +20,11 @@ class Clock(Callback):
     the training, and ``end`` the time of the process until then.
 
     Args:
-        path: JSON file to be written.
+        folder: Gets the file clock.json.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = Path(path)
+    def __init__(self, folder: str) -> None:
+        self.path = Path(folder) / "clock.json"
         self.steps: list[float] = []
         self.validation: list[float] = []
         self.start_mib = 0.0
