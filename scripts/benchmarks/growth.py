@@ -2,17 +2,16 @@
 
     python scripts/benchmarks/growth.py [--only tasks skills] [--sizes 10 100] [--csv FILE]
 
-Each point is `mttl train` on a task file that the script writes, in a process of its own; the
-conversion of many tasks or rows has another process. Figures are seconds of processor time without
-imports, and peak memory; ratios are to the first point of a curve. Where not varied, there are 10
-tasks of 8 training and 2 development rows, 8 skills and the backbone in data/backbone.
+Each point is `mttl train` on a task file that the script writes, in a process of its own. Figures
+are seconds of processor time without imports, and peak memory; ratios are to the first point of a
+curve. Where not varied, there are 10 tasks of 8 training and 2 development rows, 8 skills and the
+backbone in data/backbone.
 """
 
 import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,20 +26,14 @@ from rich.table import Table
 
 from mttl.io.files import write_table
 
-# Sizes of T5-like backbones by millions of parameters; the last two are T5-small and T5-base.
-T5_SIZES = "vocab_size", "d_model", "d_kv", "num_heads", "d_ff", "num_layers"
-PARAMETERS = {
-    8: (384, 256, 64, 4, 1024, 4),
-    60: (32128, 512, 64, 8, 2048, 6),
-    220: (32128, 768, 64, 12, 3072, 12),
-}
+# Width and layers of T5-like backbones by millions of parameters.
+PARAMETERS = {8: (256, 4), 60: (512, 8), 250: (768, 15)}
 CURVES = {
     "tasks": [10, 100, 1000, 10_000],
     "skills": [8, 32, 128, 256],
     "rows": [1000, 10_000, 100_000, 1_000_000],
     "parameters": list(PARAMETERS),
 }
-CONVERTED = "tasks", "rows"  # curves whose conversion is measured
 N_TASKS, N_ROWS, N_DEV = 10, 8, 2
 FIGURES = ("conversion", "start", "step", "evaluation", "saving", "ending")
 FIGURES += ("conversion_mib", "start_mib", "peak_mib")
@@ -52,50 +45,43 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--only", nargs="+", choices=CURVES, default=list(CURVES), metavar="CURVE")
     add("--sizes", nargs="+", type=positive, metavar="N", help="leave out other sizes")
-    add("--rounds", type=positive, default=1, help="of each point (%(default)s)")
     add("--steps", type=positive, default=20, help="of a training (%(default)s)")
     add("--limit", type=positive, default=180, help="seconds of a process (%(default)s)")
     add("--csv", type=Path, metavar="FILE", help="also write the figures here")
-    add("--work", nargs=4, metavar=("CURVE", "SIZE", "WHAT", "DIR"), help=argparse.SUPPRESS)
+    add("--work", nargs=3, metavar=("CURVE", "SIZE", "DIR"), help=argparse.SUPPRESS)
     settings = parser.parse_args(argv)
     if settings.work:
-        curve, size, what, folder = settings.work
-        print(json.dumps(work(curve, int(size), what, Path(folder), settings.steps)))
+        curve, size, folder = settings.work
+        print(json.dumps(work(curve, int(size), Path(folder), settings.steps)))
         return 0
-    points = [(curve, size) for curve in settings.only for size in CURVES[curve]]
-    points = [point for point in points if point[1] in (settings.sizes or CURVES[point[0]])]
-    order = [point for _ in range(settings.rounds) for point in random.sample(points, len(points))]
-    found: dict[tuple[str, int], list[dict[str, float]]] = {point: [] for point in points}
-    for point in track(order, "measuring", console=Console(stderr=True), transient=True):
-        found[point].append(measure(*point, settings))
-    rows = [
-        {"curve": curve, "size": size, **{name: middle(rounds, name) for name in FIGURES}}
-        for (curve, size), rounds in found.items()
-    ]
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the measured processes
+    chosen = {curve: settings.sizes or CURVES[curve] for curve in settings.only}
+    points = [(curve, size) for curve in chosen for size in CURVES[curve] if size in chosen[curve]]
+    rows: list[dict[str, Any]] = []
+    for point in track(random.sample(points, len(points)), console=Console(stderr=True)):
+        figures = dict.fromkeys(FIGURES, "") | measure(*point, settings)
+        rows.append({"curve": point[0], "size": point[1], **figures})
+        rows.sort(key=lambda row: (row["curve"], row["size"]))
+        if settings.csv:  # after each point, so that an interruption loses one
+            write_table(settings.csv, rows[0], rows)
     show(rows)
-    if settings.csv:
-        write_table(settings.csv, ["curve", "size", *FIGURES], rows)
     return 0
 
 
-def measure(curve: str, size: int, settings: argparse.Namespace) -> dict[str, float]:
-    """Return the figures of a point; without those of a process that exceeds the limit."""
-    figures: dict[str, float] = {}
-    n_tasks = {"tasks": size, "rows": 1}.get(curve, N_TASKS)
+def measure(curve: str, size: int, settings: argparse.Namespace) -> dict[str, str]:
+    """Return the figures of a point; none if its process exceeds the limit."""
+    sizes = {"tasks": (size, N_ROWS), "rows": (1, size)}.get(curve, (N_TASKS, N_ROWS))
     with tempfile.TemporaryDirectory() as folder:
-        write_tasks(Path(folder), n_tasks, size if curve == "rows" else N_ROWS)
-        for what in ("convert", "train") if curve in CONVERTED else ("train",):
-            command = [sys.executable, __file__, "--steps", str(settings.steps)]
-            command += ["--work", curve, str(size), what, folder]
-            limits: dict[str, Any] = {"timeout": settings.limit, "check": True}
-            limits["env"] = {**os.environ, "OMP_NUM_THREADS": "1"}
-            try:
-                done = subprocess.run(command, stdout=subprocess.PIPE, **limits)
-            except subprocess.TimeoutExpired:
-                print(f"{curve} {size}, {what}: over {settings.limit} s", file=sys.stderr)
-                break
-            figures |= json.loads(done.stdout.splitlines()[-1])
-    return figures
+        write_tasks(Path(folder), *sizes)
+        command = [sys.executable, __file__, "--steps", str(settings.steps)]
+        command += ["--work", curve, str(size), folder]
+        try:
+            found = subprocess.check_output(command, timeout=settings.limit)
+        except subprocess.TimeoutExpired:
+            print(f"{curve} {size}: over {settings.limit} s", file=sys.stderr)
+            return {}
+    values = json.loads(found.splitlines()[-1])
+    return {name: f"{value:.4g}" for name, value in values.items()}
 
 
 def write_tasks(folder: Path, n_tasks: int, n_rows: int) -> None:
@@ -108,14 +94,13 @@ def write_tasks(folder: Path, n_tasks: int, n_rows: int) -> None:
                 for row in range(number):
                     word = f"{(row * n_tasks + task) * 7919 % 10_000_000:07}"
                     file.write(json.dumps({"word": word, "answer": word[3::-1]}) + "\n")
-        files = {"train": "train", "dev": "dev", "test": "dev"}
-        source = {side: f"{task}_{name}.jsonl" for side, name in files.items()}
-        tree["tasks"][f"task{task}"] = {"source": source}
+        files = {side: f"{task}_{side}.jsonl" for side in ("train", "dev")}
+        tree["tasks"][f"task{task}"] = {"source": files | {"test": files["dev"]}}
     (folder / "tasks.yaml").write_text(json.dumps(tree, indent=1), encoding="utf-8")
 
 
-def work(curve: str, size: int, what: str, folder: Path, steps: int) -> dict[str, float]:
-    """Convert the tasks or train on them in this process; return what it took."""
+def work(curve: str, size: int, folder: Path, steps: int) -> dict[str, float]:
+    """Convert the tasks and train on them in this process; return what it took."""
     from mttl.commands.train_tasks import train
     from mttl.config.load import load_config
     from mttl.data.chosen_tasks import open_gym
@@ -127,26 +112,21 @@ def work(curve: str, size: int, what: str, folder: Path, steps: int) -> dict[str
     given += [f"trainer.callbacks={json.dumps([clock])}"]
     given += [f"skills.n_skills={size}"] if curve == "skills" else []
     if curve == "parameters":
-        sizes = dict(zip(T5_SIZES, PARAMETERS[size], strict=True))
+        width, n_layers = PARAMETERS[size]
+        sizes = {"vocab_size": 384, "d_model": width, "d_ff": 4 * width, "d_kv": 64}
+        sizes |= {"num_heads": width // 64, "num_layers": n_layers}
         given += ["backbone.kind=random", "backbone.model_type=t5", "backbone.train=false"]
         given += ["backbone.tokenizer=byte", f"backbone.config={json.dumps(sizes)}"]
     config = load_config("custom.yaml", given)
     imported = time.process_time()
     open_gym(config)
-    converted = time.process_time()
-    if what == "convert":
-        return {"conversion": converted - imported, "conversion_mib": peak_mib()}
+    converted, converted_mib = time.process_time(), peak_mib()
     train(config)
     ended = time.process_time()
     found = json.loads((folder / "clock.json").read_text(encoding="utf-8"))
-    found["start"] -= imported if curve in CONVERTED else converted
+    found["start"] -= converted
+    found |= {"conversion": converted - imported, "conversion_mib": converted_mib}
     return found | {"ending": ended - found.pop("end"), "peak_mib": peak_mib()}
-
-
-def middle(rounds: list[dict[str, float]], name: str) -> str:
-    """Return the median of a figure; empty where the process exceeded the limit."""
-    values = [one[name] for one in rounds if name in one]
-    return f"{statistics.median(values):.4g}" if values else ""
 
 
 def show(rows: list[dict[str, Any]]) -> None:
