@@ -32,6 +32,7 @@ from mttl.skills.composed.composed_model import ComposedModel
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
 from mttl.tasks.partition import MEAN
+from mttl.tasks.rows import RowFile
 from mttl.training.monitors import as_rows, head_names, write_arrays
 from mttl.training.predictions import COLUMNS, Result, mean_result
 from mttl.training.text_to_text import TextToTextModule
@@ -112,10 +113,11 @@ def baseline_results(
     for task, metric_name in metrics.items():
         sample = next(sample for sample in data.samples if gym.has_sample(task, sample))
         rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
-        trained = [row.outputs[0] for row in gym.rows(task, "train", sample, data.max_rows)]
+        trained = RowFile.scan(gym.file(task, "train", sample)).rows(data.max_rows)
+        ((majority, _),) = Counter(row.outputs[0] for row in trained).most_common(1)
         answers = {
             COPY: [row.input for row in rows],
-            MAJORITY: [Counter(trained).most_common(1)[0][0]] * len(rows),
+            MAJORITY: [majority] * len(rows),
         }
         where = task, split, str(sample), seed, metric_name
         whole = [row.outputs for row in rows], [row.source for row in rows]
@@ -140,10 +142,13 @@ def result_table(
     results: Sequence[Result], baselines: Mapping[str, Mapping[str, Sequence[Result]]]
 ) -> Table:
     """Return a table of scores (%) per task, next to the baselines."""
-    columns = {}
+    columns: dict[tuple[str, str], dict[str, list[float]]] = {}
     for split in dict.fromkeys(result.split for result in results):
         for name, rows in {split: results, **baselines.get(split, {})}.items():
-            columns[split, HEADINGS.get(name, name)] = rows
+            by_task = columns.setdefault((split, HEADINGS.get(name, name)), {})
+            for row in rows:
+                if row.split == split:
+                    by_task.setdefault(row.task, []).append(row.score)
     table = TextTable("Scores per task (%)", digits=1).words("task", "metric")
     table.numbers(*(heading for _, heading in columns))
     raw = any(result.metric == TEXT_METRIC for result in results)
@@ -154,10 +159,8 @@ def result_table(
     for task, metric in {**names, MEAN: ""}.items():
         if task == MEAN:
             table.add_section()
-        cells: list[float | str] = []
-        for (split, _), rows in columns.items():
-            scores = [row.score for row in rows if (row.task, row.split) == (task, split)]
-            cells.append(100 * sum(scores) / len(scores) if scores else "")
+        of_task = (scores.get(task, ()) for scores in columns.values())
+        cells = [100 * sum(scores) / len(scores) if scores else "" for scores in of_task]
         table.add(task, metric, then=cells)
     return table
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -171,3 +172,13 @@ def test_peers_train(end_to_end: ModuleType, settings: argparse.Namespace, varia
     settings.model = "llama"
     step, _ = end_to_end.build(variant, settings)
     step()
+
+
+def test_growth_is_that_of_a_training_of_the_given_size(load: Load, tmp_path: Path) -> None:
+    growth = load("growth")
+    growth.write_tasks(tmp_path, 2, 3)
+    found = growth.work("skills", 3, tmp_path, 2)
+    assert found.keys() == {*growth.FIGURES}
+    assert all(value > 0 for value in found.values())
+    with np.load(tmp_path / "run" / "plots" / "routing.npz") as arrays:
+        assert arrays["weights"].shape[1:] == (2, 3)
