@@ -36,7 +36,7 @@ class Clock(Callback):
     def on_validation_start(self, *_: Any) -> None:
         self.validation.append(time.process_time())
 
-    on_validation_end = on_validation_start
+    on_validation_end = on_validation_start  # type: ignore[assignment]
 
     def on_train_end(self, *_: Any) -> None:
         end, (begun, validated) = time.process_time(), self.validation[-2:]

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         rows.append({"curve": point[0], "size": point[1], **figures})
         rows.sort(key=lambda row: (row["curve"], row["size"]))
         if settings.csv:  # after each point, so that an interruption loses one
-            write_table(settings.csv, rows[0], rows)
+            write_table(settings.csv, [*rows[0]], rows)
     show(rows)
     return 0
 
