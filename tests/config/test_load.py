@@ -96,8 +96,9 @@ def test_a_part_alone_is_told_what_to_stand_behind(write: Writer) -> None:
             load_config(part)
     with pytest.raises(ConfigError, match=r"such as custom\.yaml\+router/shared\.yaml$"):
         load_config("router/shared.yaml", ["data.tasks=tasks.yaml"])
-    with pytest.raises(ConfigError, match=r"file, such as babyai\.yaml\+babyai/shared\.yaml$"):
-        load_config("babyai/shared.yaml")
+    for part in ("shared", "moe"):
+        with pytest.raises(ConfigError, match=rf"file, such as babyai\.yaml\+babyai/{part}\.yaml$"):
+            load_config(f"babyai/{part}.yaml")
     with pytest.raises(ConfigError, match=r"has no setting 'dri'\. Did you mean 'dir'\?$"):
         load_config(write("data: {dri: x}"))
 
