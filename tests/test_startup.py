@@ -135,6 +135,7 @@ NAMES = {
     "add-tasks": [(["RUN", "--adapted", "EMPTY", "--out", "x"], "has no trained skills")],
     "predict": [
         (["EMPTY"], "has no trained skills"),
+        (["absent"], "'absent' does not exist. Name the folder of a finished run"),
         (["EMPTY", "--top-p", "2"], " must be at most 1"),
         (["RUN", "--task", "verb_pst"], "Did you mean 'verb_past'?"),
         (["RUN", "--in", "none.tsv"], "'none.tsv' does not exist"),

@@ -26,8 +26,9 @@ def inventory_folder(folder: str | Path) -> Path:
     """Return the ``skills/`` folder of a trained inventory: the given folder, or one inside it."""
     if (found := find_inventory(Path(folder))) is not None:
         return found
+    lacks = "has no trained skills (no meta.json, also not in skills/)"
     raise CheckpointError(
-        f"'{folder}' has no trained skills (no meta.json, also not in skills/). Name the folder of "
+        f"'{folder}' {lacks if os.path.lexists(folder) else 'does not exist'}. Name the folder of "
         "a finished run; finish an interrupted one with --resume"
     )
 
