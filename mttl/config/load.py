@@ -110,10 +110,9 @@ def load_any_config(
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
         if len(_missing(tree, schema)) > 1:
-            of_folder = next(
-                (one for one in WORLDS if one.whole == f"{paths[0].parent.name}.yaml"), world
-            )
-            whole = CUSTOM if tree.get("data", {}).get("tasks") else of_folder.whole
+            whole = CUSTOM if tree.get("data", {}).get("tasks") else world.whole
+            of_folder = f"{paths[0].parent.name}.yaml"  # parts lie in folders of their worlds
+            whole = next((one.whole for one in WORLDS if one.whole == of_folder), whole)
             found += f"\nBegin with a complete file, such as {whole}+{'+'.join(listed)}"
         raise ConfigError(found) from None
     if isinstance(config, Config) and config.data.prefix == "auto" and not as_written:

@@ -81,7 +81,7 @@ class Routing:
         counts = self.segments or [len(states) // max(len(self.task_ids), 1)] * len(self.task_ids)
         lengths = self.task_ids.new_tensor(counts)
         task_ids = self.task_ids.repeat_interleave(lengths, output_size=len(states))
-        routing = _Unchecked(task_ids, self.weigh(task_ids, states=states))
+        routing = _OfTokens(task_ids, self.weigh(task_ids, states=states))
         routing.losses = self.losses
         return routing
 
@@ -224,14 +224,18 @@ class ConstantSlot(nn.Module):
     @property
     def current(self) -> Routing:
         """A routing for inputs with any number of rows and positions."""
-        return _Unchecked(torch.zeros(1, dtype=torch.long), self.mixing)
+        return _Constant(torch.zeros(1, dtype=torch.long), self.mixing)
 
 
-class _Unchecked(Routing):
+class _OfTokens(Routing):
     def examples(self, x: Tensor) -> Tensor:
-        if self.mixing.shape[1] > 1:  # of tokens
-            self._check_rows(x.shape[:-1].numel())
-        return x.reshape(self.mixing.shape[1], -1, x.shape[-1])
+        self._check_rows(x.shape[:-1].numel())
+        return x.reshape(self.n_rows, 1, x.shape[-1])
+
+
+class _Constant(Routing):
+    def examples(self, x: Tensor) -> Tensor:
+        return x.reshape(1, -1, x.shape[-1])
 
     def repeat(self, values: Float[Tensor, "1 *rest"], n_rows: int) -> Float[Tensor, "R *rest"]:
         return values.expand(n_rows, *values.shape[1:])
