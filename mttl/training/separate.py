@@ -50,7 +50,7 @@ class SeparateModule(TextToTextModule):
         for name, value in self.model.named_parameters():
             if value.requires_grad and id(value) not in own:
                 raise ConfigError(
-                    f"optim.separate does not work with '{name}', common to all tasks"
+                    f"optim.separate does not work with '{name}', which has no slice for each task"
                 )
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:

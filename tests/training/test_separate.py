@@ -229,7 +229,7 @@ def test_a_policy_has_no_separate_training() -> None:
 
 def test_common_parameters_are_refused() -> None:
     model = nn.ModuleDict({"backbone": nn.Linear(5, 3)})
-    with pytest.raises(ConfigError, match=r"does not work with 'backbone.weight', common to all"):
+    with pytest.raises(ConfigError, match=r"does not work with 'backbone.weight', which has no slice"):
         SeparateModule(model, None, {"a": "EM", "b": "EM"})  # type: ignore[arg-type]
 
 
