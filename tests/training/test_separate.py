@@ -229,7 +229,8 @@ def test_a_policy_has_no_separate_training() -> None:
 
 def test_common_parameters_are_refused() -> None:
     model = nn.ModuleDict({"backbone": nn.Linear(5, 3)})
-    with pytest.raises(ConfigError, match=r"does not work with 'backbone.weight', which has no slice"):
+    message = r"does not work with 'backbone.weight', which has no slice"
+    with pytest.raises(ConfigError, match=message):
         SeparateModule(model, None, {"a": "EM", "b": "EM"})  # type: ignore[arg-type]
 
 
