@@ -30,6 +30,7 @@ from mttl.io.files import locked, write_table, write_text
 from mttl.runtime.command import exit_with, make_console
 
 SPLITS = ("dev", "test")
+Row = dict[str, Any]  # a score, with FIELDS
 FIELDS = ("seed", "split", "method", "weight", "metric", "score")
 
 
@@ -84,10 +85,10 @@ class Job(NamedTuple):
 
 
 class Commands:
-    """The commands of a study, and their files in a folder."""
+    """The commands of a study, their files in a folder, and scores from elsewhere."""
 
-    def __init__(self, study: CommandStudy, out: Path) -> None:
-        self.study, self.out = study, out
+    def __init__(self, study: CommandStudy, out: Path, scored: Sequence[Row] = ()) -> None:
+        self.study, self.out, self.scored = study, out, scored
 
     def names(self, seed: int, **own: object) -> dict[str, str]:
         """Return the texts of all names."""
@@ -135,20 +136,23 @@ class Commands:
                 processes.run(started(stage.command), place / "logs" / f"{stage.name}.log", cost)
 
     def ended(self, job: Job) -> bool:
-        """Return whether all commands of a seed have succeeded."""
+        """Return whether all commands of a seed have succeeded, here or elsewhere."""
+        if any(row["seed"] == job.seed for row in self.scored):
+            return True
         costs = self.out / f"seed-{job.seed}" / "costs"
         return all(Cost.so_far(costs / f"{x.name}.json").ended for x in self.stages(job.seed))
 
-    def scores(self) -> list[dict[str, Any]]:
+    def scores(self) -> list[Row]:
         """Return the scores of the finished seeds, a row for each metric."""
-        found = []
-        for seed in filter(lambda seed: self.ended(Job(seed)), self.study.seeds):
+        found = list(self.scored)
+        here = {*self.study.seeds} - {row["seed"] for row in found}
+        for seed in sorted(seed for seed in here if self.ended(Job(seed))):
             for stage in self.stages(seed):
                 if stage.scores is not None:
                     found += self._read(seed, stage.name, stage.scores)
         return found
 
-    def _read(self, seed: int, name: str, scores: Path) -> Iterator[dict[str, Any]]:
+    def _read(self, seed: int, name: str, scores: Path) -> Iterator[Row]:
         with scores.open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
@@ -184,7 +188,7 @@ class Commands:
         save_figure(figure, path.with_suffix(""))
         return text
 
-    def _line(self, rows: Sequence[dict[str, Any]], method: str) -> list[str]:
+    def _line(self, rows: Sequence[Row], method: str) -> list[str]:
         of_dev = {key[1]: own for key, own in means(rows, "dev").items() if key[0] == method}
         best = max(of_dev, key=lambda weight: fmean(of_dev[weight][x] for x in self.study.choose))
         cells = [f"`{method}`", f"{best:g}" if len(of_dev) > 1 else ""]
@@ -194,6 +198,14 @@ class Commands:
             spread = f" ± {stdev(found):.1f}" if len(found) > 1 else ""
             cells.append(f"{fmean(found):.1f}{spread}")
         return cells
+
+
+def read_scores(path: Path) -> list[Row]:
+    """Return the rows of the table of scores next to the settings."""
+    with path.with_suffix(".csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    numbers = {"seed": int, "weight": float, "score": float}
+    return [{key: numbers.get(key, str)(text) for key, text in row.items()} for row in rows]
 
 
 def started(command: list[str]) -> list[str]:
@@ -215,7 +227,7 @@ def filled(tree: Any, names: dict[str, str]) -> Any:
     return tree.format_map(names) if isinstance(tree, str) else tree
 
 
-def means(rows: Sequence[dict[str, Any]], split: str) -> dict[tuple[str, float], dict[str, float]]:
+def means(rows: Sequence[Row], split: str) -> dict[tuple[str, float], dict[str, float]]:
     """Return the mean over seeds of each metric by method and weight."""
     found: dict[tuple[str, float], dict[str, list[float]]] = {}
     for row in rows:
@@ -238,10 +250,12 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("study", type=Path, metavar="FILE", help="settings of the study")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of all files")
+    add("--skip-scored", action="store_true", help="do not repeat seeds with scores in NAME.csv")
     add("--seeds", type=int, nargs="+", metavar="N", help="only these seeds")
     add("--show", action="store_true", help="print the commands and run nothing")
     options = parser.parse_args(arguments)
-    commands = Commands(read_settings(options.study, CommandStudy), options.out)
+    scored = read_scores(options.study) if options.skip_scored else []
+    commands = Commands(read_settings(options.study, CommandStudy), options.out, scored)
     seeds, console = options.seeds or commands.study.seeds, make_console()
     if options.show:
         for stage in (stage for seed in seeds for stage in commands.stages(seed)):

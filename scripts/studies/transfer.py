@@ -9,6 +9,7 @@ scored method.
 """
 
 import argparse
+import csv
 import json
 import shlex
 import shutil
@@ -134,10 +135,10 @@ class Score(NamedTuple):
 
 
 class Transfer:
-    """The jobs of a study, and their files in a folder."""
+    """The jobs of a study, their files in a folder, and scores from elsewhere."""
 
-    def __init__(self, study: TransferStudy, out: Path) -> None:
-        self.study, self.out = study, out
+    def __init__(self, study: TransferStudy, out: Path, scored: Sequence[Score] = ()) -> None:
+        self.study, self.out, self.scored = study, out, scored
         jobs = [
             Job(seed, task, source, target, method)
             for seed in dict.fromkeys(chain(*study.tasks.values()))
@@ -248,7 +249,9 @@ class Transfer:
         return self.out / "costs" / f"{stage.name}.json"
 
     def ended(self, job: Job) -> bool:
-        """Return whether a job has been scored."""
+        """Return whether a job has been scored, here or elsewhere."""
+        if any(score[:5] == job for score in self.scored):
+            return True
         return all(Cost.so_far(self._cost(stage)).ended for stage in self.scorings(job))
 
     def run(self, job: Job, processes: Processes) -> None:
@@ -262,8 +265,8 @@ class Transfer:
 
     def scores(self) -> list[Score]:
         """Return the scores of all finished jobs."""
-        found = []
-        for job in filter(self.ended, self.jobs):
+        found, elsewhere = list(self.scored), {score[:5] for score in self.scored}
+        for job in (job for job in self.jobs if job not in elsewhere and self.ended(job)):
             cost = Cost.so_far(self._cost(self.trainings(job)[-1]))
             words = {job.source: "source", job.target: "target", "none": "none"}
             for stage in self.scorings(job):
@@ -339,10 +342,12 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("study", type=Path, metavar="FILE", help="settings of the study")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
+    add("--skip-scored", action="store_true", help="do not repeat jobs with scores in NAME.csv")
     add("--threads", type=int, default=1, metavar="N", help="threads of a command (%(default)s)")
     add("--show", action="store_true", help="print the commands and run nothing")
     options = parser.parse_args(arguments)
-    transfer = Transfer(read_transfer(options.study), options.out)
+    scored = read_scores(options.study) if options.skip_scored else []
+    transfer = Transfer(read_transfer(options.study), options.out, scored)
     console, failed = make_console(), list[str]()
     if options.show:
         for job in transfer.jobs:
@@ -364,6 +369,13 @@ def main(arguments: list[str] | None = None) -> int:
         run_all(todo, run, 1, write, options.threads)
         console.print("\n".join([write(), *failed]), markup=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def read_scores(path: Path) -> list[Score]:
+    """Return the rows of the table of scores next to the settings."""
+    with path.with_suffix(".csv").open(encoding="utf-8") as file:
+        rows = [list(row.values()) for row in csv.DictReader(file)]
+    return [Score(int(seed), *words, float(x), float(cpu)) for seed, *words, x, cpu in rows]
 
 
 def read_transfer(path: Path) -> TransferStudy:

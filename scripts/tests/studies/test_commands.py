@@ -103,3 +103,8 @@ def test_dev_chooses_the_weight_and_test_is_shown(commands, tmp_path: Path) -> N
     rows = list(csv.DictReader((tmp_path / "small.csv").open()))
     assert len(rows) == 2 * 2 * 2 * (1 + 1 + 2)  # seeds, splits, metrics, methods with weights
     assert (tmp_path / "small.svg").is_file()
+
+    scored = COMMANDS.read_scores(tmp_path / "small.yaml")  # another machine runs the third seed
+    elsewhere = COMMANDS.Commands(commands.study, tmp_path / "elsewhere", scored)
+    assert [elsewhere.ended(COMMANDS.Job(seed)) for seed in (1, 2, 3)] == [True, True, False]
+    assert elsewhere.scores() == commands.scores()

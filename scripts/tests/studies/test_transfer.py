@@ -33,6 +33,16 @@ def test_the_arguments_of_all_trainings_are_valid(name: str, tmp_path: Path) -> 
             load_any_config(given.config, given.override)
 
 
+def test_scores_of_another_machine_are_kept(tmp_path: Path) -> None:
+    path = FOLDER / "cross_lingual" / "gemma.yaml"
+    transfer = TRANSFER.Transfer(TRANSFER.read_transfer(path), tmp_path, TRANSFER.read_scores(path))
+    transfer.scorings = lambda job: [TRANSFER.Stage("none", [])]  # those of others need the tasks
+    assert 0 < sum(map(transfer.ended, transfer.jobs)) < len(transfer.jobs)
+    transfer.write(tmp_path / "copy.yaml")
+    for suffix in (".csv", ".md"):
+        assert (tmp_path / f"copy{suffix}").read_text() == path.with_suffix(suffix).read_text()
+
+
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
     text = (FOLDER / "cross_lingual" / "generated.yaml").read_text()
     for old, new, message in (
