@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 PART = ".part"  # suffix of temporary files
+THREADS = 16  # that wait for the disk
 # Errors of a disk on which no other file can be written either.
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 # Errors of a file system without locks.
@@ -54,9 +56,8 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _flush(file)
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(_flush, filter(Path.is_file, temporary.rglob("*"))))
         if not (replace and target.is_dir()):
             temporary.replace(target)
         elif not _exchange(temporary, target):

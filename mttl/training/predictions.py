@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from operator import attrgetter
@@ -12,7 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from mttl.analysis.explore.run_facts import AnswerRow
-from mttl.io.files import write_table, write_text
+from mttl.io.files import THREADS, write_table, write_text
 from mttl.metrics.crossfit import ignored_differences, score_answers
 from mttl.runtime.processes import gathered
 from mttl.tasks.partition import MEAN
@@ -84,8 +85,10 @@ def write_predictions(
     folder: Path, rows: Sequence[Prediction], tasks: Sequence[str], split: str
 ) -> None:
     """Write ``<task>_<split>.jsonl`` for every task."""
-    key = attrgetter("task_id")
+    key, texts = attrgetter("task_id"), dict[Path, str]()
     for task_id, group in groupby(sorted(rows, key=key), key):
         rows_of = ({name: getattr(row, name) for name in AnswerRow.model_fields} for row in group)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows_of)
-        write_text(folder / f"{tasks[task_id]}_{split}.jsonl", lines)
+        texts[folder / f"{tasks[task_id]}_{split}.jsonl"] = lines
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(write_text, texts, texts.values()))
