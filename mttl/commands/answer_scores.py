@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from mttl.inference.input_table import Rows, references_of, text_of
 from mttl.io.errors import ConfigError
-from mttl.metrics.crossfit import build_metric, ignored_differences, score_answers
 from mttl.metrics.metric_names import TaskMetric, check_metric
 from mttl.plugins import classes as plugins
 from mttl.runtime.command import say
@@ -25,6 +24,8 @@ class TaskScore(NamedTuple):
 def check_metrics(names: Sequence[str], what: str) -> None:
     """Check the names and settings of metrics, before anything is answered or scored."""
     for name in names:
+        from mttl.metrics.crossfit import build_metric  # slow, like its libraries
+
         check_metric(name, ConfigError, what)
         if plugins.METRICS.is_plugin(name):
             plugins.find_class(plugins.METRICS, name, trusted=True)
@@ -33,6 +34,8 @@ def check_metrics(names: Sequence[str], what: str) -> None:
 
 def reads_references(name: str) -> bool:
     """Return whether a metric reads reference answers, as all do that do not say otherwise."""
+    from mttl.metrics.crossfit import build_metric
+
     return bool(getattr(build_metric(name), "reads_references", True))
 
 
@@ -51,6 +54,8 @@ def score_rows(
     """
     references, scores = [references_of(row) for row in rows], []
     for task in dict.fromkeys(filter(None, tasks)):
+        from mttl.metrics.crossfit import ignored_differences, score_answers
+
         own = [p for p, name in enumerate(tasks) if name == task]
         places = [p for p in own if references[p]] or own
         given = [answers[p] for p in places], [references[p] for p in places]
