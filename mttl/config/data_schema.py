@@ -27,8 +27,6 @@ TaskPrefix = Literal["name", "code", "none"]
 _TaskPrefix = Literal[TaskPrefix, "auto"]
 Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
-
-
 Day = Annotated[str, AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
 # YAML parses a task name such as 123 as an integer.
 TaskName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]

@@ -298,8 +298,6 @@ NOT_FUSED = {
     **{"skills.gate": "false", "skills.identical_init": "false", "skills.stages": "null"},
     **{"router.kind != average": "average", "backbone.train": "false"},
 }
-
-
 # Required values of settings if tasks are trained separately.
 SEPARATE = {
     **{"router.kind != private": "private", "optim.kind = adafactor": "adamw or adam"},

@@ -48,8 +48,6 @@ COLUMNS = Features(
         "second": Value("int32"),
     }
 )
-
-
 _Source = tuple[int, int, RowFile]  # task, sample
 
 

@@ -96,11 +96,7 @@ def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
 
 
 def baseline_results(
-    gym: Gym,
-    metrics: Mapping[str, str],
-    split: str,
-    data: Data,
-    seed: int,
+    gym: Gym, metrics: Mapping[str, str], split: str, data: Data, seed: int
 ) -> dict[str, list[Result]]:
     """Return the scores of copying and of the most frequent training answer, on the first sample.
 
@@ -115,10 +111,7 @@ def baseline_results(
         rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
         trained = RowFile.scan(gym.file(task, "train", sample)).rows(data.max_rows)
         ((majority, _),) = Counter(row.outputs[0] for row in trained).most_common(1)
-        answers = {
-            COPY: [row.input for row in rows],
-            MAJORITY: [majority] * len(rows),
-        }
+        answers = {COPY: [row.input for row in rows], MAJORITY: [majority] * len(rows)}
         where = task, split, str(sample), seed, metric_name
         whole = [row.outputs for row in rows], [row.source for row in rows]
         for name, predictions in answers.items():
