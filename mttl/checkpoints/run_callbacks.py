@@ -189,12 +189,10 @@ class SaveLast(Checkpoint):
             self.save(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Record whether gradients are pending."""
         self.accumulating = trainer.global_step == self._last_step
         self._last_step = trainer.global_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save after a validation, unless gradients are pending."""
         if not self.accumulating:
             self.save(trainer)
 

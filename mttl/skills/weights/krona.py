@@ -150,7 +150,6 @@ class KronABlockInventory(Inventory):
         self.residual = nn.Parameter(torch.zeros(n_skills)) if residual else None
 
     def reset_parameters(self) -> None:
-        """Draw the product as KronA does, without a change, and set the residual factor to 0."""
         self.product.reset_parameters()
         if self.residual is not None:
             nn.init.zeros_(self.residual)
