@@ -30,8 +30,6 @@ from mttl.training.progress import TrainingProgress
 from mttl.training.separate import SaveTaskBest
 from mttl.training.token_balance import BiasBalancing
 
-VALIDATED_AFTER = 1 / 3  # default fraction of all steps
-
 
 def build_trainer(
     config: Config, folder: RunFolder, built: Built, *, resumed_step: int = 0
@@ -108,7 +106,7 @@ def _validation_interval(section: TrainerSection) -> int | float:
     if section.max_steps < 1:
         return interval or 1.0
     # Rounded up: 100 steps have three validations, not a fourth after the last step.
-    steps = max(1, math.ceil(exact_fraction(interval or VALIDATED_AFTER, section.max_steps)))
+    steps = max(1, math.ceil(exact_fraction(interval or 1 / 3, section.max_steps)))
     return steps * section.accumulate_grad_batches
 
 

@@ -40,7 +40,6 @@ from mttl.training.text_to_text import TextToTextModule
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
 MEANING = "copy: the input as the answer; major: the most frequent training answer"
-ROWS_PER_TASK = 16  # rows for mean attention; more hardly change it
 
 
 def attachment_table(
@@ -187,7 +186,7 @@ def attention_by_task(
     """Return the mean attention to each skill, over the tokens of some rows of each task.
 
     Rows are run one by one, without padding. Layers of a group are averaged. At most 16 rows of a
-    task are used, evenly spaced; the module is left in evaluation mode.
+    task are used, evenly spaced, as more hardly change it; the module is left in evaluation mode.
     """
     module.eval()
     router = module.model.router
@@ -204,7 +203,7 @@ def attention_by_task(
             hooks.callback(layer.inventory.attention.register_forward_hook(add).remove)
         for task_id in range(router.n_tasks):
             own = np.flatnonzero(task_ids == task_id)
-            places = np.linspace(0, len(own) - 1, min(ROWS_PER_TASK, len(own))).round()
+            places = np.linspace(0, len(own) - 1, min(16, len(own))).round()
             for number in own[places.astype(int)]:
                 batch = collate([rows[int(number)]])
                 module.nll(move_data_to_device(batch, module.device))

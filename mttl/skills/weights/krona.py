@@ -174,5 +174,4 @@ def _products(left: Float[Tensor, "N a b"], right: Float[Tensor, "N c d"]) -> Te
 
 def _near_root(size: int) -> int:
     """Return the largest divisor of a size that is at most its square root."""
-    root = math.isqrt(size)
-    return next(number for number in range(root, 0, -1) if size % number == 0)
+    return next(number for number in range(math.isqrt(size), 0, -1) if size % number == 0)
