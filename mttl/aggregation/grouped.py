@@ -95,7 +95,7 @@ class _GroupedKernel(torch.autograd.Function):
 
 def _grouped_mm(left: Tensor, right: Tensor, ends: Int[Tensor, "E"]) -> Tensor:
     # Older supported versions of PyTorch only have a private name.
-    grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm  # type: ignore
     return grouped_mm(left, right, offs=ends)
 
 
