@@ -21,7 +21,6 @@ from mttl.training.packing_check import evaluating
 from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 from mttl.training.token_balance import adjust_biases, token_loads, trained_biases
 
-N_RECORDS = 20
 SINGLE = Precision()  # single precision, without scaling
 
 
@@ -37,9 +36,9 @@ class AdaptationHistory:
         self._router, self._n_steps, self._step = router, n_steps, 0
 
     def note_step(self) -> None:
-        """Count a step, and record the routing periodically."""
+        """Count a step, and record the routing after every twentieth of all steps."""
         self._step += 1
-        if self._step % max(1, self._n_steps // N_RECORDS) == 0:
+        if self._step % max(1, self._n_steps // 20) == 0:
             self._note()
 
     def note_score(self, score: float) -> None:

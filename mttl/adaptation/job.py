@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from lightning_fabric.plugins import Precision
+from lightning_fabric.plugins import MixedPrecision, Precision
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -31,13 +31,13 @@ from mttl.metrics.crossfit import ignored_differences
 from mttl.models.backbone import is_decoder_only, is_encoder
 from mttl.skills.skilled_model import SkilledModel
 from mttl.tasks.folder import Gym
-from mttl.training.precision import PRECISIONS, precision_plugin
 from mttl.training.task_embeddings import embed_tasks
 from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
 
 _log = logging.getLogger(__name__)
 
 CONTEXT = 1024  # default tokens of an input with examples
+PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 
 
 def job_config(config: Config, form: Mapping[str, Any]) -> Config:
@@ -192,10 +192,6 @@ class JobRun:
         step, dev, test, n_trained = 0, math.nan, math.nan, count_trained(module.model)
         answers: dict[str, Sequence[Prediction]] = {}
 
-        def stepped() -> None:
-            history.note_step()
-            on_step()
-
         if adapt.examples == 0:
             n_trained = 0
         elif adapt.gradient_free:
@@ -213,7 +209,7 @@ class JobRun:
                 eval_every=adapt.eval_every,
                 gradient_clip_val=adapt.gradient_clip_val,
                 precision=precision,
-                on_step=stepped,
+                on_step=lambda: (history.note_step(), on_step()),
                 on_score=history.note_score,
             )
         if best is not None and rank(dev) <= rank(best.result.dev):
@@ -277,4 +273,5 @@ class JobRun:
         )
 
     def _precision(self) -> Precision:
-        return precision_plugin(self.config.trainer.precision, self.module.device.type)
+        kind: Any = self.config.trainer.precision
+        return Precision() if kind == "32-true" else MixedPrecision(kind, self.module.device.type)

@@ -52,12 +52,6 @@ _log = logging.getLogger(__name__)
 
 Example = tuple[str, str]
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-# With fewer examples, none is kept from training.
-LEAVE_ONE_OUT = 8
-# Its models take this part of the steps.
-PART_OF_STEPS = 4
-# Estimates by leave-one-out up to this score are shown as warnings.
-UNRELIABLE = 0.5
 # The required router by initialisation.
 KNOWN_ROWS = {"expert_row": "expert", "factors": "metadata"}
 
@@ -170,7 +164,7 @@ def adapt_to(
     if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
-    left_out = dev is None and len(examples) < LEAVE_ONE_OUT
+    left_out = dev is None and len(examples) < 8
     inventory = inventory_digest(read_inventory(run).folder)
     built = load_run(run, backbone=backbone)
     if built.form.descriptions != (description is not None):
@@ -206,14 +200,14 @@ def leave_one_out(
 
     Each example is answered by a model that is adapted to the others, for each initial routing, in
     a quarter of the steps. The best has the highest score, then the highest mean probability of the
-    right answers. ``adaptation`` returns one for training, development and test examples, and a
-    configuration.
+    right answers; a score up to 0.5 is a warning. ``adaptation`` returns one for training,
+    development and test examples, and a configuration.
     """
     whole = adaptation(examples, examples)
     job, given = whole.jobs[0], whole.given
     both = {"init": "best_of_two"} if given.adapt.init == "auto" else {}
     found: dict[str, LeftOut] = {}
-    n_steps = -(-given.adapt.max_steps // PART_OF_STEPS)
+    n_steps = -(-given.adapt.max_steps // 4)
     for init in row_starts(whole.run.model.router, given.adapt.model_copy(update=both)):
         config = with_settings(given, {"adapt.init": init, "adapt.max_steps": n_steps})
         held_out = []
@@ -229,7 +223,7 @@ def leave_one_out(
             init, score, sum(sure) / len(sure) if options else None, len(examples)
         )
     best = max(found, key=lambda init: (rank(found[init].score), found[init].confidence or 0))
-    level = logging.INFO if found[best].score > UNRELIABLE else logging.WARNING
+    level = logging.INFO if found[best].score > 0.5 else logging.WARNING
     _log.log(level, "%s", found[best])
     return with_settings(given, {"adapt.init": best}), found[best]
 

@@ -156,7 +156,6 @@ def _names(trials: Sequence[Trial]) -> list[str]:
     return list(dict.fromkeys(name for trial in trials for name in trial.values))
 
 
-MOST_SAID = 2000  # characters at the end of a log that are searched
 # Settings that do not affect the score of a training.
 MAY_CHANGE = (*PLACE, "search.", "adapt.", "data.cache_dir", "trainer.loggers")
 
@@ -255,7 +254,7 @@ class CommandTrials:
         with (path.parent / f"{path.name}.log").open("a", encoding="utf-8") as log:
             ended = subprocess.run(command, stdout=log, check=False, **how)
         if ended.returncode:
-            said = Path(log.name).read_text(encoding="utf-8", errors="replace")[-MOST_SAID:]
+            said = Path(log.name).read_text(encoding="utf-8", errors="replace")[-2000:]
             kind = DivergedError if USELESS in " ".join(said.split()) else MttlError
             raise kind(f"the trial {path.name} failed; see its output in '{log.name}'")
 

@@ -81,23 +81,18 @@ def diagonal_fisher(
     def example(values: dict[str, Tensor], row: Batch) -> Tensor:
         return likelihood(values, {name: value[None] for name, value in row.items()})[0].sum()
 
-    def add_batch(batch: Batch, size: int) -> None:
+    def gradients_of(rows: Batch) -> Iterable[tuple[str, Tensor]]:
         def mean_loss(values: dict[str, Tensor]) -> Tensor:
-            sums, counts = likelihood(values, batch)
+            sums, counts = likelihood(values, rows)
             return -sums.sum() / counts.sum()
 
-        for name, value in _gradient(mean_loss, parameters):
-            total[name] += value.float().square() / size
-
-    def add_examples(rows: Batch) -> None:
-        if at_once > 1:
+        if gradients == "batch":
+            return _gradient(mean_loss, parameters)
+        if at_once > 1:  # with a leading axis of examples
             found = vmap(grad(example), in_dims=(None, 0), randomness="error")(parameters, rows)
-            for name, value in found.items():
-                total[name] += value.float().square().sum(0)
-            return
+            return found.items()
         row = {name: value[0] for name, value in rows.items()}
-        for name, value in _gradient(lambda values: example(values, row), parameters):
-            total[name] += value.float().square()
+        return _gradient(lambda values: example(values, row), parameters)
 
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -105,13 +100,13 @@ def diagonal_fisher(
         count = 0
         for batch in batches:
             size = len(next(iter(batch.values())))
-            if gradients == "batch":
-                add_batch(batch, size)
-                count += 1
-            else:
-                for start in range(0, size, at_once):
-                    add_examples({k: value[start : start + at_once] for k, value in batch.items()})
-                count += size
+            step, divisor = (size, size) if gradients == "batch" else (at_once, 1)
+            for start in range(0, size, step):
+                rows = {name: value[start : start + step] for name, value in batch.items()}
+                for name, value in gradients_of(rows):
+                    squares = value.float().square().sum_to_size(total[name].shape)
+                    total[name] += squares / divisor
+            count += size // divisor
             on_batch(size)
     finally:
         for module, mode in training.items():

@@ -95,10 +95,8 @@ class _GroupedKernel(torch.autograd.Function):
 
 def _grouped_mm(left: Tensor, right: Tensor, ends: Int[Tensor, "E"]) -> Tensor:
     # Older supported versions of PyTorch only have a private name.
-    place = torch.nn.functional if hasattr(torch.nn.functional, "grouped_mm") else torch
-    return getattr(place, "grouped_mm" if place is not torch else "_grouped_mm")(
-        left, right, offs=ends
-    )
+    grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm  # type: ignore
+    return grouped_mm(left, right, offs=ends)
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
@@ -108,10 +106,6 @@ def _has_kernel(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-# Largest number of rows for which PyTorch's product with the weight on the left is faster.
-FEW_ROWS = 4
-# Largest number of rows for which outer products are the fastest gradient of a weight.
-SINGLE_ROWS = 2
 # Smallest number of multiplications for oneDNN, which needs 0.4 ms for every new number of rows.
 MANY_PRODUCTS = 2**23
 
@@ -122,7 +116,7 @@ def times_transpose(x: Float[Tensor, "M I"], weight: Float[Tensor, "O I"]) -> Fl
     PyTorch's float32 products on a CPU use MKL, which has half the speed of oneDNN on processors
     that are not Intel's.
     """
-    if len(x) <= FEW_ROWS:  # reads the weight along its rows
+    if len(x) <= 4:  # faster with the weight on the left, which is read along its rows
         return (weight @ x.t()).t() if weight.is_contiguous() else x @ weight.t()
     if weight.numel() * len(x) >= MANY_PRODUCTS and _has_onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
@@ -133,7 +127,7 @@ def write_outer(
     out: Float[Tensor, "O I"], left: Float[Tensor, "M O"], right: Float[Tensor, "M I"]
 ) -> None:
     """Write ``leftᵀ right``, the gradient of a weight, into ``out``."""
-    if 0 < len(left) <= SINGLE_ROWS:
+    if 0 < len(left) <= 2:  # outer products are faster
         for i in range(len(left)):
             out.addr_(left[i], right[i], beta=int(i > 0))
     elif out.numel() * len(left) >= MANY_PRODUCTS and _has_onednn(left):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 BITSANDBYTES = ("Params4bit", "Int8Params")
-NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def is_packed(weight: Any) -> bool:
@@ -141,4 +140,5 @@ def is_foreign(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear) or any(True for _ in module.children()):
         return False
     tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    return any(tensor.ndim > 1 and tensor.dtype in NARROW for tensor in tensors)
+    narrow = (torch.int8, torch.uint8, torch.int16, torch.int32)
+    return any(tensor.ndim > 1 and tensor.dtype in narrow for tensor in tensors)

@@ -39,10 +39,7 @@ def add_task_vectors(
 
 
 def drop_and_rescale(
-    vector: Float[Tensor, "*shape"],
-    density: float,
-    generator: torch.Generator,
-    spread: float = 0.0,
+    vector: Float[Tensor, "*shape"], density: float, generator: torch.Generator, spread: float = 0.0
 ) -> Float[Tensor, "*shape"]:
     r"""Return :math:`m \odot \tau / d` with a random mask m of density d (DARE).
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from mttl.config.heads_schema import Heads
+from mttl.config.backbone_schema import Heads
 from mttl.config.schema import Config
 from mttl.config.skills_schema import kinds_of
 from mttl.heads.head import Head

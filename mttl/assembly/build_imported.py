@@ -21,9 +21,6 @@ from mttl.skills.targets import linear_features
 from mttl.skills.weights.lora import LoRAInventory
 from mttl.training.report import write_routing
 
-# Logit of a probability that rounds to 1 or 0 but still has a gradient.
-CERTAIN = 20.0
-
 
 def build_imported(
     settings: Config | ModelSettings,
@@ -55,7 +52,8 @@ def build_imported(
         for path, (layer, inventory) in skilled.items():
             _fill(inventory, *layers[path])
             if isinstance(model.router, PolytroponRouter):
-                own = CERTAIN * (2 * torch.eye(model.router.n_skills) - 1)[:, None]
+                # The probabilities round to 1 or 0 but still have a gradient.
+                own = 20.0 * (2 * torch.eye(model.router.n_skills) - 1)[:, None]
                 model.router.logits[layer.group] = own if logits is None else logits[path]
         for path, layer in model.token_layers().items():
             if experts is not None:

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from mttl.assembly.build_backbone import found_again
 from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.saved_inventory import SavedInventory, read_inventory
-from mttl.config.backbone_schema import Backbone
-from mttl.config.heads_schema import Heads
+from mttl.config.backbone_schema import Backbone, Heads
 from mttl.config.moe_schema import MoE
 from mttl.config.schema import Generation
 from mttl.config.section import Section

@@ -12,7 +12,6 @@ from pytorch_lightning.loggers import Logger
 from mttl.assembly.model import Built
 from mttl.checkpoints.run_callbacks import CheckpointFile, RunLock, SaveBest, SaveLast, SharedSteps
 from mttl.checkpoints.run_folder import RunFolder
-from mttl.checkpoints.task_best import SaveTaskBest
 from mttl.config.babyai_schema import BabyAIConfig, Rl
 from mttl.config.plugin_section import PluginSection
 from mttl.config.schema import Config
@@ -28,9 +27,8 @@ from mttl.training.distributed import ExpertSharing, ShardedStrategy
 from mttl.training.loggers import EXPERIMENT_LOGGERS, MetricsFile, StepMonitor
 from mttl.training.monitors import RoutingMonitor, TokenMonitor
 from mttl.training.progress import TrainingProgress
+from mttl.training.separate import SaveTaskBest
 from mttl.training.token_balance import BiasBalancing
-
-VALIDATED_AFTER = 1 / 3  # default fraction of all steps
 
 
 def build_trainer(
@@ -108,7 +106,7 @@ def _validation_interval(section: TrainerSection) -> int | float:
     if section.max_steps < 1:
         return interval or 1.0
     # Rounded up: 100 steps have three validations, not a fourth after the last step.
-    steps = max(1, math.ceil(exact_fraction(interval or VALIDATED_AFTER, section.max_steps)))
+    steps = max(1, math.ceil(exact_fraction(interval or 1 / 3, section.max_steps)))
     return steps * section.accumulate_grad_batches
 
 

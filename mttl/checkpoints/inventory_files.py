@@ -19,7 +19,6 @@ AGAIN = (
     "Copy the whole folder again from its origin, or write it again: repeat the training command "
     "with --resume, or the adaptation with --save"
 )
-_FACTS = {"backbone", "libraries", "settings"}
 
 
 def inventory_folder(folder: str | Path) -> Path:
@@ -68,7 +67,8 @@ def read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "meta.json"
     meta = read_json(path, CheckpointError, dict)
     noted, version = meta.get(CHECKSUMS), meta.get("format_version")
-    if version != FORMAT_VERSION or not isinstance(noted, dict) or not meta.keys() >= _FACTS:
+    complete = isinstance(noted, dict) and meta.keys() >= {"backbone", "libraries", "settings"}
+    if version != FORMAT_VERSION or not complete:
         raise CheckpointError(
             f"'{path}' has no facts of format {FORMAT_VERSION}. Use the version of mttl that wrote "
             "it (see libraries in the file), or copy it again"

@@ -15,7 +15,6 @@ from mttl.skills.skilled_model import SkilledModel
 
 Model = SkilledModel | ComposedModel
 TOKENS = "tokens."  # prefix of token routers' tensors
-SAMPLED_VALUES = 256  # values per tensor in the fingerprint
 
 
 def skill_tensors(model: Model) -> dict[str, Tensor]:
@@ -102,7 +101,7 @@ def fingerprint(
         tensor = whole(tensor) if values else tensor
         digest.update(f"{name} {shape}\n".encode())
         if values and tensor.numel():
-            step = max(1, tensor.numel() // SAMPLED_VALUES)
+            step = max(1, tensor.numel() // 256)
             sample = tensor.flatten()[::step].to("cpu", torch.bfloat16).contiguous()
             digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -20,7 +20,6 @@ from mttl.io.reading import read_text
 from mttl.runtime.processes import gathered
 
 PATIENCE = 10.0  # seconds
-PROGRESS = "epoch_loop.batch_progress"
 # The first checkpoint comes after this fraction of the interval; then intervals double up to it.
 FIRST = 1 / 20
 USELESS = "training has diverged"
@@ -71,16 +70,7 @@ class RunLock(Callback):
         """Lock the folder; raises a `ConfigError` if another process trains there."""
         if stage != "fit":
             return
-        self._check_shared()
-        if trainer.is_global_zero:
-            refusal = ConfigError(
-                f"another process trains in '{self.folder.path}'; wait for it, or choose another "
-                "name with -k run.name=NAME"
-            )
-            self._held.enter_context(locked(self.folder.path / ".lock", refusal))
-
-    def _check_shared(self) -> None:
-        """Check that all processes write to the same folder."""
+        # All processes must write to the same folder.
         mine, deadline = None, time.monotonic() + PATIENCE
         expected = gathered(_seen(self.folder.config))[0]
         while (mine := _seen(self.folder.config)) != expected and time.monotonic() < deadline:
@@ -91,6 +81,12 @@ class RunLock(Callback):
                 f"'{self.folder.path}' on {', '.join(strange)} is not the folder of the first "
                 "process; run.dir must be a folder shared by all machines"
             )
+        if trainer.is_global_zero:
+            refusal = ConfigError(
+                f"another process trains in '{self.folder.path}'; wait for it, or choose another "
+                "name with -k run.name=NAME"
+            )
+            self._held.enter_context(locked(self.folder.path / ".lock", refusal))
 
     def teardown(self, *_: Any, **named: Any) -> None:
         self._held.close()
@@ -189,12 +185,10 @@ class SaveLast(Checkpoint):
             self.save(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Record whether gradients are pending."""
         self.accumulating = trainer.global_step == self._last_step
         self._last_step = trainer.global_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save after a validation, unless gradients are pending."""
         if not self.accumulating:
             self.save(trainer)
 
@@ -220,7 +214,7 @@ class SharedSteps(Callback):
     ) -> None:
         """Convert the batch counts to the current number of batches per step."""
         there, here = checkpoint.get("batches_per_step", 1), trainer.accumulate_grad_batches
-        progress = checkpoint["loops"]["fit_loop"][PROGRESS]
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
             for name, count in counts.items():
                 counts[name] = count // there * here

@@ -136,7 +136,7 @@ def read_head(
 ) -> "TaskHeads | None":
     """Return the head for a task from the only skill with one; None for generated answers."""
     from mttl.assembly.build_heads import build_heads
-    from mttl.config.heads_schema import Heads
+    from mttl.config.backbone_schema import Heads
     from mttl.io.record import check
     from mttl.sparse.skill_file import SkillHead
 

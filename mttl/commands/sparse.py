@@ -141,7 +141,7 @@ def new_head(
 ) -> "tuple[SkillHead | None, TaskHeads | None]":
     """Return a new head for all tasks; None if they generate their answers."""
     from mttl.assembly.build_heads import build_heads, task_heads
-    from mttl.config.heads_schema import Heads
+    from mttl.config.backbone_schema import Heads
     from mttl.models.backbone import freeze_unread
     from mttl.sparse.skill_file import SkillHead
 

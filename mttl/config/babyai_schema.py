@@ -186,8 +186,7 @@ if TYPE_CHECKING:
 else:
     _parts = part_models(replace(SKILLS, name="policy_skills"), _AnyPolicySkills)
     PolicySkills = Annotated[
-        Union[PolicyDense, PolicySparse, PolicyLoRA, *_parts],
-        Field(discriminator="kind"),
+        Union[PolicyDense, PolicySparse, PolicyLoRA, *_parts], Field(discriminator="kind")
     ]
 
 

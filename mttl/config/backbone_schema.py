@@ -1,10 +1,11 @@
-"""Section `backbone`: the language model."""
+"""Sections `backbone` and `heads`: the language model, and the heads of tasks on it."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from mttl.config.section import Section
+from mttl.plugins.part_settings import Fraction
 
 Quantisation = Literal["nf4", "int8", "int4"]
 
@@ -81,3 +82,19 @@ class RandomBackbone(_AnyBackbone):
 
 
 Backbone = Annotated[Pretrained | RandomBackbone, Field(discriminator="kind")]
+
+
+class Heads(Section):
+    """Heads of tasks of the kinds `tokens`, `label` and `tree`."""
+
+    dropout: Fraction = 0.1
+    """Dropout of hidden states."""
+    pool: Literal["auto", "first", "mean", "last"] = "auto"
+    """State of a text that a label is predicted from: of its `first` or `last` token, or the
+    `mean`; `auto`: first for encoders, last for decoder-only models, mean for encoder–decoders."""
+    dense: bool = False
+    """Put a dense layer with tanh before the labels, as BERT."""
+    arc_features: PositiveInt = 500
+    """Features of a word as head or dependent in a tree."""
+    relation_features: PositiveInt = 100
+    """Features of a word for the relation to its head."""

@@ -28,17 +28,13 @@ def format_errors(
         lines.setdefault(".".join(keys), []).append(_line(mistake, keys, value, tree, root))
     found = []
     for key, messages in lines.items():
-        for line in _alternatives(list(dict.fromkeys(messages))).splitlines():
+        first, *others = dict.fromkeys(messages)
+        start = f"{first.partition(' must ')[0]} must "  # of all members of a union
+        others = [f", or {other.removeprefix(start)}" for other in others]
+        for line in "".join([first, *others]).splitlines():
             # Errors between sections have no key; they begin with the name of a setting.
             found.append(f"{_source(key or line.split(' ')[0], sources)}{line}")
     return "\n".join(found)
-
-
-def _alternatives(messages: list[str]) -> str:
-    """Join the errors of all members of a union into one line."""
-    first, *others = messages
-    start = f"{first.partition(' must ')[0]} must "
-    return first + "".join(f", or {other.removeprefix(start)}" for other in others)
 
 
 def _locate(

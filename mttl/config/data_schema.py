@@ -24,11 +24,8 @@ class Sampler(Section):
 
 
 TaskPrefix = Literal["name", "code", "none"]
-_TaskPrefix = Literal[TaskPrefix, "auto"]
 Truncate = Literal["start", "end"]
 Template = Literal["plain", "chat"]
-
-
 Day = Annotated[str, AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
 # YAML parses a task name such as 123 as an integer.
 TaskName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
@@ -117,7 +114,7 @@ class Data(Section):
     truncate: Truncate = "end"
     """Side of a long input that is cut; text before the input (`prefix`, `descriptions`) is
     kept. Dialogues lose their oldest turns instead."""
-    prefix: _TaskPrefix = "name"
+    prefix: Literal[TaskPrefix, "auto"] = "name"
     """Text before every input: the task `[name]`, its `[code]` (six letters that do not reveal the
     name), or `none`. `auto` adds the name only if the router cannot identify the task: shared,
     average, random, smear, retrieval, none; expert with two equal rows of the matrix; metadata with

@@ -93,7 +93,11 @@ def load_any_config(
     elif not listed:
         find_file("")
     for text in overrides:
-        tree = _override(tree, text, sources)
+        key, equals, value = text.partition("=")
+        if not equals or "." not in key or not all(key.split(".")):
+            raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
+        parsed = yaml12.parse_at(f"{COMMAND_LINE} {text}", value, ConfigError)
+        tree = with_value(tree, key, parsed, COMMAND_LINE, sources)
     if origins is not None:
         origins |= {"run.name": "names of the files", **sources}
         for name, value in (("data.prefix", "auto"), ("skills.n_skills", "per_column")):
@@ -299,11 +303,3 @@ def with_settings(config: C, values: Mapping[str, Any]) -> C:
         return type(config).model_validate(tree)
     except ValidationError as error:
         raise ConfigError(format_errors(error, tree, {}, type(config))) from None
-
-
-def _override(tree: Tree, text: str, sources: Sources) -> Tree:
-    key, equals, value = text.partition("=")
-    if not equals or "." not in key or not all(key.split(".")):
-        raise ConfigError(f"{COMMAND_LINE} {text}: must have the form section.key=value")
-    parsed = yaml12.parse_at(f"{COMMAND_LINE} {text}", value, ConfigError)
-    return with_value(tree, key, parsed, COMMAND_LINE, sources)

@@ -12,7 +12,6 @@ from mttl.plugins.part_settings import Fraction, NonNegative
 
 Stack = Literal["encoder", "decoder", "model"]
 
-
 if TYPE_CHECKING:
     TokenRouting: TypeAlias = PartSection
 else:
@@ -95,10 +94,7 @@ class AnyMoE(Section):
     }
     lacks: ClassVar = {
         "exports_policy": "exported code has no experts; use the run itself",
-        "plays": (
-            "capacities",
-            "an action depends on the other frames; remove these limits",
-        ),
+        "plays": ("capacities", "an action depends on the other frames; remove these limits"),
     }
     refuses: ClassVar = {
         "router.top_k > n_experts": "router.top_k ({router.top_k}) must not exceed n_experts "

@@ -5,10 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from mttl.config.backbone_schema import Backbone
+from mttl.config.backbone_schema import Backbone, Heads
 from mttl.config.capabilities import missing_features
 from mttl.config.data_schema import Data
-from mttl.config.heads_schema import Heads
 from mttl.config.moe_schema import MoE
 from mttl.config.optim_schema import Optim
 from mttl.config.plugin_section import PluginKinds, PluginSection
@@ -298,8 +297,6 @@ NOT_FUSED = {
     **{"skills.gate": "false", "skills.identical_init": "false", "skills.stages": "null"},
     **{"router.kind != average": "average", "backbone.train": "false"},
 }
-
-
 # Required values of settings if tasks are trained separately.
 SEPARATE = {
     **{"router.kind != private": "private", "optim.kind = adafactor": "adamw or adam"},

@@ -33,8 +33,6 @@ FREE: tuple[FreeInit, ...] = get_args(FreeInit)
 # Initialisations equal to those of one trained task.
 AS_TRAINED: tuple[RowInit, ...] = ("nearest_task", "best_coefficients")
 Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(once)]
-
-
 # The reason with the remedy, or a condition on the section's settings and the reason.
 Lack: TypeAlias = str | tuple[str, str]
 

@@ -28,7 +28,6 @@ from mttl.tasks.dialogue import Dialogue
 
 # Placeholders that do not occur in templates.
 _QUESTION, _ANSWER, _SYSTEM = "QuestionOfTheUser", "AnswerToTheUser", "TextOfTheSystem"
-_MOST_FRAMES = 1000  # dialogues have a frame each
 _ADVICE = "Name a tokenizer with another one (backbone.tokenizer), or set data.template: plain"
 
 
@@ -169,7 +168,7 @@ class ChatEncoder(TextEncoder):
             marked = self._rendered(None if system is None else _SYSTEM, places)
             if frame == marked._replace(head=_filled(marked.head, system, turns)):
                 head = marked.head
-        if len(self._frames) >= _MOST_FRAMES:
+        if len(self._frames) >= 1000:  # dialogues have a frame each
             self._frames.clear()
         return self._frames.setdefault((system, turns), (frame, head))
 

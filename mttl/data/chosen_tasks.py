@@ -22,8 +22,6 @@ from mttl.tasks.task_file import load_tasks
 
 _log = logging.getLogger(__name__)
 
-AUTO = "auto"
-
 
 def cache_folder(config: Config) -> Path:
     """Return the cache folder for tokenised rows and converted tasks."""
@@ -94,7 +92,7 @@ def partition_of(data: Data, gym: Gym) -> Partition:
     """
     if isinstance(data.partition, dict):
         return check(Partition, data.partition, "data.partition", TaskError)
-    if data.partition != AUTO:
+    if data.partition != "auto":
         return Partition.read(find_file(data.partition, setting="data.partition"))
     if data.tasks is None:
         return check(Partition, {"train": gym.tasks()}, f"'{gym.directory}'", TaskError)

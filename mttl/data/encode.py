@@ -29,7 +29,6 @@ from mttl.tasks.dialogue import Dialogue
 _PROBE = "the"
 _BEHAVIOUR_PROBE = " [Task_1] Café  naïve\tÅß 12,345.60\n日本 </s> the end."
 
-
 Turns: TypeAlias = tuple[tuple[str, str], ...]
 
 

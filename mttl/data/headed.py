@@ -20,21 +20,13 @@ from mttl.routing.token.masks import IGNORED
 from mttl.tasks.head_form import HeadForm
 from mttl.tasks.rows import Row
 
-SEPARATOR = " [SEP] "
-
 
 class HeadedRow(NamedTuple):
-    """An encoded input.
+    """An encoded input."""
 
-    Attributes:
-        input_ids: Ids, with the tokenizer's special tokens around them.
-        word_starts: Position of each word's first id; empty for labels.
-        second: Position of the second text of a pair, if the model tells two texts apart; else 0.
-    """
-
-    input_ids: list[int]
-    word_starts: list[int]
-    second: int
+    input_ids: list[int]  # with the tokenizer's special tokens around them
+    word_starts: list[int]  # position of each word's first id; empty for labels
+    second: int  # position of a pair's second text, if the model tells two texts apart; else 0
 
 
 class HeadedEncoder:
@@ -82,7 +74,7 @@ class HeadedEncoder:
             start, lead = [*start, *self._ids([before], lead)[0]], " "
         room = self.max_length - len(start) - len(self.after)
         if form.kind == "label":
-            first, *rest = self._ids(text.split(SEPARATOR, 1), lead)
+            first, *rest = self._ids(text.split(" [SEP] ", 1), lead)
             second = [*self._between, *rest[0]] if rest else []
             lost = max(0, len(first) + len(second) - room)
             for _ in range(lost):

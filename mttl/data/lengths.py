@@ -18,7 +18,6 @@ _log = logging.getLogger(__name__)
 _NO_LIMIT = 1 << 40
 # Rows of a file that are measured, evenly spaced.
 MOST_ROWS = 2000
-_PERCENTILE, _MULTIPLE = 99, 8
 
 
 def with_lengths(
@@ -41,7 +40,7 @@ def with_lengths(
     if data.fit_lengths:
         wanted = np.max([_long(lengths) for lengths in found.values()], 0)
         # Heads have no answers in tokens.
-        fitting = np.where(wanted > 0, -(-wanted // _MULTIPLE) * _MULTIPLE, limits)
+        fitting = np.where(wanted > 0, -(-wanted // 8) * 8, limits)
         limits = np.minimum(limits, fitting)
         if n_positions is not None:
             limits[1] = min(limits[1], n_positions // 2 if decoder_only else n_positions)
@@ -62,7 +61,7 @@ def with_lengths(
 
 
 def _long(lengths: np.ndarray) -> np.ndarray:
-    return np.percentile(lengths, _PERCENTILE, 0, method="higher")
+    return np.percentile(lengths, 99, 0, method="higher")
 
 
 def _lengths(

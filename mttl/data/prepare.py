@@ -48,8 +48,6 @@ COLUMNS = Features(
         "second": Value("int32"),
     }
 )
-
-
 _Source = tuple[int, int, RowFile]  # task, sample
 
 
@@ -180,8 +178,6 @@ def _build(
             encoded = {
                 "input_ids": encoder.prompts(inputs, before, lost["max_input_length"]),
                 "labels": encoder.answers(answers, lost["max_output_length"]),
-                "word_starts": [[]] * len(some),
-                "second": [0] * len(some),
             }
         else:
             forms: Any = [heads[task] for task in tasks]
@@ -195,6 +191,7 @@ def _build(
                 "prefix_length": [len(prefix.text) for prefix in before],
                 "columns": [json.dumps(row.columns) if row.columns else "" for row in read],
                 "references": [list(row.outputs) for row in read],
+                **{"word_starts": [[]] * len(some), "second": [0] * len(some)},
                 **encoded,
             }
         )

@@ -18,7 +18,6 @@ from mttl.tasks.control import CONTROL, Edges, code_text
 from mttl.tasks.head_form import HeadForm
 from mttl.tasks.record_template import RecordTemplate
 
-_CODE_LETTERS = 6
 # Fields with entries for single tasks.
 BY_TASK = ("task_descriptions", "task_options", "task_examples", "task_templates", "task_heads")
 
@@ -185,7 +184,7 @@ def task_code(task: str) -> str:
     """
     number = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "big")
     letters = ""
-    for _ in range(_CODE_LETTERS):
+    for _ in range(6):
         number, place = divmod(number, len(ascii_lowercase))
         letters += ascii_lowercase[place]
     return letters

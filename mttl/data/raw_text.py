@@ -81,8 +81,6 @@ class LineEncoder(_Lines):
         return {
             "input_ids": [line[:first] for line in lines],
             "labels": [line[1:] if self.causal else [] for line in lines],
-            "word_starts": [[]] * len(lines),
-            "second": [0] * len(lines),
         }
 
 

@@ -245,11 +245,7 @@ def task_probabilities(sizes: Sequence[int] | np.ndarray, temperature: float) ->
 
 
 def evaluation_batches(
-    lengths: Sequence[int] | np.ndarray,
-    *,
-    batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
+    lengths: Sequence[int] | np.ndarray, *, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> list[list[int]]:
     """Distribute every row once over the ranks, in batches of similar length.
 

@@ -21,9 +21,6 @@ from jaxtyping import Int64
 from mttl.data.collate import PackedSequences
 from mttl.data.samplers import TaskBatchSampler
 
-# Additional batches of an epoch, as a fraction of those of the first.
-SPARE = 0.02
-
 
 class TokenBatchSampler(TaskBatchSampler):
     """Yields the batches of one process, each within a token budget.
@@ -52,7 +49,7 @@ class TokenBatchSampler(TaskBatchSampler):
         self.n_drawn = self.n_rows
         rows = min(batch_size, max(1, int(token_budget / self.totals.mean())))
         self.window = length_window * rows * self.world_size
-        self.n_steps = math.ceil(len(self._first_batches) * (1 + SPARE) / self.world_size)
+        self.n_steps = math.ceil(len(self._first_batches) * 1.02 / self.world_size)
         self.n_batches = self.n_steps
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -20,17 +20,11 @@ ScoredParts = list[tuple[str, float]]  # parts of an answer, or labels, with sco
 
 @dataclass(frozen=True)
 class HeadBatch:
-    """Tensors that heads read besides hidden states.
+    """Tensors that heads read besides hidden states."""
 
-    Args:
-        mask: True at the tokens of a text, false at padding.
-        word_starts: Position of the first sub-word of every word; -1 after the last word.
-        targets: Result of `Head.targets`; empty if there are no answers.
-    """
-
-    mask: Bool[Tensor, "B L"]
-    word_starts: Int[Tensor, "B W"]
-    targets: Mapping[str, Tensor] = field(default_factory=dict)
+    mask: Bool[Tensor, "B L"]  # true at the tokens of a text, false at padding
+    word_starts: Int[Tensor, "B W"]  # first sub-word of every word; -1 after the last word
+    targets: Mapping[str, Tensor] = field(default_factory=dict)  # of `Head.targets`, if any
 
     def words(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B W D"]:
         """Return the hidden states of words; those after the last word are arbitrary."""

@@ -25,10 +25,7 @@ class TaskHeads(nn.Module):
         self.of_task: Any = nn.ModuleList(heads)
 
     def losses(
-        self,
-        task_ids: Int[Tensor, "B"],
-        hidden: Float[Tensor, "B L D"],
-        batch: Mapping[str, Any],
+        self, task_ids: Int[Tensor, "B"], hidden: Float[Tensor, "B L D"], batch: Mapping[str, Any]
     ) -> Float[Tensor, "B W"]:
         """Return the loss of each word or text; 0 after the last word.
 

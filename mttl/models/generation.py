@@ -12,7 +12,6 @@ from mttl.config.schema import Generation
 
 _OF_DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p")
 _OF_DRAWS += ("epsilon_cutoff", "eta_cutoff")
-_OF_BEAMS = ("early_stopping", "length_penalty")
 # Settings of a model that always apply: its ids, and settings that do not affect answers.
 _KEPT = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache"}
 _KEPT |= {"cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size"}
@@ -95,7 +94,8 @@ def search_file(
     if config.pad_token_id is None:
         config.pad_token_id = pad_id
     # Files must not have settings without effect on this search.
-    for name in (*_OF_DRAWS, *(_OF_BEAMS if config.num_beams == 1 else ())):
+    of_beams = ("early_stopping", "length_penalty") if config.num_beams == 1 else ()
+    for name in (*_OF_DRAWS, *of_beams):
         setattr(config, name, None)
     return config
 

@@ -50,7 +50,6 @@ class ParallelExperts(Inventory):
         self.local = expert_slice(experts, rank * n_local, (rank + 1) * n_local)
 
     def reset_parameters(self) -> None:
-        """Re-initialise this process's experts."""
         self.local.reset_parameters()
 
     def gather(self) -> Inventory:
@@ -59,7 +58,6 @@ class ParallelExperts(Inventory):
         return _with_others(self.local, gather_first, whole.n_skills)
 
     def dispatch(self, x: Float[Tensor, "N I"], assignment: Assignment) -> Float[Tensor, "N O"]:
-        """Return for each of this process's tokens the sum over its pairs."""
         work = sort_by_expert(assignment)
         counts = work.counts.view(self.n_processes, -1)  # by owner, by the owner's experts
         coming = torch.empty_like(counts)

@@ -27,17 +27,14 @@ OUTPUTS = ("o", "o_proj", "out_proj", "c_proj", "dense", "out_lin", "Wo")
 def _attention_modules(
     backbone: nn.Module,
 ) -> Iterator[tuple[str, nn.Module, int, str, tuple[int, int]]]:
-    """Yield path, module, features of a head, and path and features of the output projection.
-
-    Modules need an attribute with the size of a head that divides the projection's inputs.
-    State-space modules, which have a convolution, are left out.
-    """
+    """Yield path, module, features of a head, and path and features of the output projection."""
     modules = dict(backbone.named_modules())
     for path, module in modules.items():
         size = next((v for n in HEAD_SIZES if isinstance(v := getattr(module, n, None), int)), None)
         outputs = [f"{path}.{name}".lstrip(".") for name in OUTPUTS]
         outputs.append(f"{path.rpartition('.')[0]}.output.dense")  # models like BERT
         output = next((output for output in outputs if output in modules), None)
+        # State-space modules have a convolution.
         if size is not None and output is not None and not hasattr(module, "conv1d"):
             features = linear_features(modules[output])
             if features is not None and features[0] % size == 0:

@@ -74,7 +74,6 @@ class GatedInventory(Inventory):
         return *self.skills.merge(weights), *gate
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
-        """Interpolate between the base output and the output with skills by the gate."""
         *skills, weight, bias = merged
         changed = self.skills.combine(x, y, tuple(skills))
         opened = open_gates(x, weight, bias)

@@ -17,8 +17,6 @@ from mttl.runtime.progress_bar import counting
 from mttl.runtime.stop_signals import StopRequest, handling
 from mttl.sparse.lottery_ticket import LotteryTicket
 
-ADVICE = "The earlier state is kept; lower the learning rate"
-
 
 def run_steps(
     work: LotteryTicket, state: Path, settings: dict[str, Any], console: Console, *, save_every: int
@@ -37,7 +35,8 @@ def run_steps(
             saves = request.received or work.n_done % save_every == 0 or work.n_done == work.n_steps
             loss = None if work.last_loss is None or not saves else float(work.last_loss)
             if loss is not None and not math.isfinite(loss):
-                raise not_finite(f"the loss is {loss}", work.n_done, ADVICE)
+                advice = "The earlier state is kept; lower the learning rate"
+                raise not_finite(f"the loss is {loss}", work.n_done, advice)
             count.name = work.doing if loss is None else f"{work.doing}, loss {loss:.3f}"
             count.set(work.n_done)
             if saves:

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from safetensors import safe_open
 from torch import Tensor
 
-from mttl.config.heads_schema import Heads
+from mttl.config.backbone_schema import Heads
 from mttl.io.errors import CheckpointError
 from mttl.io.record import Record, as_row
 from mttl.io.safetensors_file import read_tensors, write_tensors

@@ -21,13 +21,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 from torch.optim import Optimizer
 
-from mttl.checkpoints.whole_tensors import (
-    for_first,
-    is_sharded,
-    load_whole,
-    of_first,
-    spread_like,
-)
+from mttl.checkpoints.whole_tensors import for_first, is_sharded, load_whole, of_first, spread_like
 from mttl.moe.parallel import shard_experts
 from mttl.runtime.processes import rank
 from mttl.skills.skilled_model import SkilledModel

@@ -346,7 +346,6 @@ class StepMonitor(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count the tokens of the batch, and log at the interval."""
         of_text = isinstance(batch, Mapping) and "input_ids" in batch
         if of_text:
             read, written = batch["attention_mask"].sum(), (batch["labels"] >= 0).sum()

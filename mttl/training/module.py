@@ -17,12 +17,7 @@ from mttl.checkpoints.whole_tensors import load_whole
 from mttl.config.optim_schema import Optim
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.io.torch_file import load_torch
-from mttl.moe.parallel import (
-    clip_gradients,
-    gather_checkpoint,
-    shard_checkpoint,
-    shared_parameters,
-)
+from mttl.moe.parallel import clip_gradients, gather_checkpoint, shard_checkpoint, shared_parameters
 from mttl.runtime.processes import gathered
 from mttl.training.optim import ROLES, build_optimizer, parameter_groups, schedule_factor
 

@@ -40,7 +40,6 @@ from mttl.training.text_to_text import TextToTextModule
 COPY, MAJORITY = "copy", "majority"
 HEADINGS = {COPY: "copy", MAJORITY: "major"}
 MEANING = "copy: the input as the answer; major: the most frequent training answer"
-ROWS_PER_TASK = 16  # rows for mean attention; more hardly change it
 
 
 def attachment_table(
@@ -96,11 +95,7 @@ def composition_table(model: ComposedModel, tasks: Sequence[str]) -> Table:
 
 
 def baseline_results(
-    gym: Gym,
-    metrics: Mapping[str, str],
-    split: str,
-    data: Data,
-    seed: int,
+    gym: Gym, metrics: Mapping[str, str], split: str, data: Data, seed: int
 ) -> dict[str, list[Result]]:
     """Return the scores of copying and of the most frequent training answer, on the first sample.
 
@@ -115,10 +110,7 @@ def baseline_results(
         rows = gym.rows(task, split, sample, data.max_eval_rows or data.max_rows)
         trained = RowFile.scan(gym.file(task, "train", sample)).rows(data.max_rows)
         ((majority, _),) = Counter(row.outputs[0] for row in trained).most_common(1)
-        answers = {
-            COPY: [row.input for row in rows],
-            MAJORITY: [majority] * len(rows),
-        }
+        answers = {COPY: [row.input for row in rows], MAJORITY: [majority] * len(rows)}
         where = task, split, str(sample), seed, metric_name
         whole = [row.outputs for row in rows], [row.source for row in rows]
         for name, predictions in answers.items():
@@ -194,7 +186,7 @@ def attention_by_task(
     """Return the mean attention to each skill, over the tokens of some rows of each task.
 
     Rows are run one by one, without padding. Layers of a group are averaged. At most 16 rows of a
-    task are used, evenly spaced; the module is left in evaluation mode.
+    task are used, evenly spaced, as more hardly change it; the module is left in evaluation mode.
     """
     module.eval()
     router = module.model.router
@@ -211,7 +203,7 @@ def attention_by_task(
             hooks.callback(layer.inventory.attention.register_forward_hook(add).remove)
         for task_id in range(router.n_tasks):
             own = np.flatnonzero(task_ids == task_id)
-            places = np.linspace(0, len(own) - 1, min(ROWS_PER_TASK, len(own))).round()
+            places = np.linspace(0, len(own) - 1, min(16, len(own))).round()
             for number in own[places.astype(int)]:
                 batch = collate([rows[int(number)]])
                 module.nll(move_data_to_device(batch, module.device))

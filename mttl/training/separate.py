@@ -1,16 +1,20 @@
-"""Train the private skills of all tasks at once, each as in a run of its own."""
+"""Train the private skills of all tasks at once, and keep each at its best, as in single runs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from mttl.checkpoints.run_callbacks import SaveBest, check_weights
 from mttl.config.optim_schema import Optim, TaskOptim
 from mttl.io.errors import ConfigError, nearest
+from mttl.io.torch_file import load_torch
 from mttl.skills.inventory import Inventory
 from mttl.training.loss import task_means
 from mttl.training.optim import schedule_factor
@@ -70,7 +74,6 @@ class SeparateModule(TextToTextModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients of each task by their own norm."""
         if not gradient_clip_val:
             return
         gradients = [value.grad for value in _stacks(optimizer) if value.grad is not None]
@@ -128,3 +131,56 @@ def _stacks(optimizer: Optimizer) -> list[Tensor]:
 
 def _by_slice(values: Float[Tensor, "K"], stack: Tensor) -> Tensor:
     return values.view(-1, *[1] * (stack.ndim - 1))
+
+
+class SaveTaskBest(SaveBest):
+    """Saves the slice of each task in the stacked parameters after its best validation so far.
+
+    ``checkpoint`` combines slices of different steps. A task without validation rows keeps its
+    last slice.
+    """
+
+    def __init__(self, checkpoint: Path, tasks: Sequence[str]) -> None:
+        super().__init__(checkpoint)
+        self.tasks = tasks
+        self.scores = torch.full((len(tasks),), -torch.inf)
+        self.steps = torch.zeros(len(tasks), dtype=torch.long)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.n_validations += 1
+        names = [f"val/{task}/score" for task in self.tasks]
+        found = [float(trainer.callback_metrics.get(name, torch.inf)) for name in names]
+        scores = torch.tensor(found).nan_to_num(0.0, posinf=torch.inf)
+        better = (scores > self.scores) | scores.isinf()
+        if not better.any():
+            return
+        check_weights(pl_module, trainer.global_step)
+        kept = {}
+        if self.score is not None and self.checkpoint.is_file():
+            advice = "Delete it, and repeat the training command with --resume"
+            kept = load_torch(self.checkpoint, advice)["state_dict"]
+        self.scores[better], self.steps[better] = scores[better], trainer.global_step
+        self.score = float(self.scores.mean())
+        trained = {n: value for n, value in pl_module.named_parameters() if value.requires_grad}
+        own = {name: value.detach().clone() for name, value in trained.items()}
+        with torch.no_grad():
+            for name, value in kept.items():
+                if name in trained:
+                    trained[name][~better] = value[~better].to(trained[name].device)
+            trainer.save_checkpoint(self.checkpoint, weights_only=True)
+            for name, value in own.items():
+                trained[name].copy_(value)
+
+    def kept(self, step: int) -> str:
+        pairs = zip(self.tasks, self.steps.tolist(), strict=True)
+        steps = ", ".join(f"{task} {own}" for task, own in pairs)
+        return f"Kept each task at its best of {self.n_validations} validations, by step: {steps}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "scores": self.scores, "steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the scores, if their weights still exist."""
+        super().load_state_dict(state_dict)
+        if self.score is not None:
+            self.scores, self.steps = state_dict["scores"].clone(), state_dict["steps"].clone()

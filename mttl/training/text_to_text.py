@@ -157,10 +157,7 @@ class TextToTextModule(ResumableModule):
         return global_mean(losses, labels) + prior + sum(routing.losses.values()), routing
 
     def _losses(
-        self,
-        logits: Float[Tensor, "N V"],
-        labels: Int[Tensor, "B L"],
-        places: Int[Tensor, "N"],
+        self, logits: Float[Tensor, "N V"], labels: Int[Tensor, "B L"], places: Int[Tensor, "N"]
     ) -> Float[Tensor, "B L"]:
         if self.plugin_loss is None:
             return answer_losses(logits, labels, places, self.optim.label_smoothing)

@@ -62,7 +62,6 @@ class BiasBalancing(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
-        """Add the loads of the batch; at the end of a step, update the biases."""
         # A copy, because reduction is in place and other callbacks use the loads.
         loads = outputs[LOADS].clone() if self.loads is None else self.loads + outputs[LOADS]
         self.loads = loads

@@ -34,6 +34,7 @@ from mttl.routing.token.base import square_scores
 from mttl.routing.token.masks import IGNORED
 from mttl.skills.skilled_model import SkilledModel
 from mttl.training.loss import answer_losses, global_mean
+from mttl.training.packing_check import evaluating
 
 MERGED, GRADIENTS, CACHE = "merged skills", "gradients", "cache"
 
@@ -175,15 +176,12 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
     n_rows = data.eval_batch_size * n_beams
     prompts = _ids(data.eval_batch_size, data.max_input_length)
     tasks = torch.arange(data.eval_batch_size) % model.router.n_tasks
-    was_training = model.training
-    model.eval()
     if model.heads is not None:
         batch = _headed_batch(model.heads, data.eval_batch_size, data.max_input_length)
-        with _counted(model) as counter, _autocast(config):
+        with evaluating(model), _counted(model) as counter, _autocast(config):
             headed_losses(model, batch)  # reads the scores of answers, too
-        model.train(was_training)
         return dict(counter.at_peak)
-    with _counted(model) as counter, _autocast(config):
+    with evaluating(model), _counted(model) as counter, _autocast(config):
         routing = model.route(tasks, inputs=prompts, expansion=n_beams, reuse_merged=True)
         _tell_tasks_apart(routing, tasks)
         with model.slot.use(routing):
@@ -215,7 +213,6 @@ def generation_bytes(model: SkilledModel, config: Config) -> dict[str, int]:
             _choose(backbone(**given, **{name: first[:, :1]}).logits, n_beams)
             if n_beams > 1:
                 cache.reorder_cache(torch.arange(n_rows))
-    model.train(was_training)
     return dict(counter.at_peak)
 
 

@@ -31,9 +31,6 @@ from mttl.tasks.head_form import HeadForm
 from mttl.training.optim import parameter_roles
 
 GIB = 2**30
-# Fraction of the device memory that is usable, because of fragmentation and device code.
-USABLE = 0.9
-BLOCKS_AT_ONCE = 2  # the current block, and the prefetched next one
 # Bytes per quantised weight, including scales and zero points of its group.
 BYTES_OF = {"nf4": 0.5 + 4 / 64, "int8": 1.0, "int4": 0.5 + 4 / 32}
 # Hub models whose configuration is shipped in configs/sizes.
@@ -56,7 +53,7 @@ class MemoryPlan:
 
     def fits(self, gib: float) -> bool:
         """Return whether a device with ``gib`` GiB is large enough, with 10 % to spare."""
-        return self.peak <= USABLE * gib * GIB
+        return self.peak <= 0.9 * gib * GIB  # the rest is for fragmentation and device code
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class Needs:
                 steady["one dequantised layer"] = self.largest
                 scales = 4 * self.linear[GROUPS[quantize]][1] // GROUPS[quantize]
                 steady["scales of other shards"] = scales - scales // n_processes
-            whole = self.apart + BLOCKS_AT_ONCE * self.block
+            whole = self.apart + 2 * self.block  # the current one, and the prefetched next one
             steady["gathered blocks"] = whole - whole // n_processes
             kept_gradients = -(-self.trained // n_processes)
             own[GRADIENTS] = own[GRADIENTS] // n_processes + self.block_trained
@@ -111,17 +108,13 @@ class Needs:
 
 
 def needs_of(
-    config: Config,
-    tasks: Sequence[str],
-    heads: Mapping[str, HeadForm] | None = None,
-    *,
-    answers: bool = True,
+    config: Config, tasks: Sequence[str], heads: Mapping[str, HeadForm] | None = None
 ) -> Needs:
     """Return the memory needs of a run, from its configuration and architecture."""
     try:
         model = fake_model(config, tasks, heads)
         training = training_bytes(model, config)
-        answering = generation_bytes(model, config) if answers else {}
+        answering = generation_bytes(model, config)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
             f"the memory of this configuration depends on the data ({error}); use "

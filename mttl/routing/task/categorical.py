@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from mttl.plugins.part_settings import NonNegative, Positive
-from mttl.routing.task.task_router import TaskRouter, TaskRows
+from mttl.routing.task.task_router import TaskRouter, TaskRows, uniform
 
 
 class CategoricalRouter(TaskRouter):
@@ -54,9 +54,7 @@ class CategoricalRouter(TaskRouter):
         super().__init__(n_groups, n_tasks, n_heads, n_skills)
         self.straight_through, self.final_temperature = straight_through, final_temperature
         self.init_scale = init_scale
-        self.logits = nn.Parameter(
-            torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(-init_scale, init_scale)
-        )
+        self.logits = uniform(init_scale, n_groups, n_tasks, n_heads, n_skills)
         self.register_buffer("temperature", torch.tensor(float(temperature)))
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:

@@ -64,7 +64,7 @@ class NoRouter(SharedRouter):
     """Routes no tasks, only tokens; needs `skills.kind: none`."""
 
     lacks: ClassVar = {
-        "policies": "it gives skills no weights; set router.kind: shared and skills.n_skills: 1",
+        "policies": "it gives skills no weights; set router.kind: shared and skills.n_skills: 1"
     }
 
 

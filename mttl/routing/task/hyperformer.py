@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mttl.plugins.part_settings import PositiveInt
-from mttl.routing.task.task_router import SignedRouter, TaskRows
+from mttl.routing.task.task_router import SignedRouter, TaskRows, uniform
 
 
 class HyperFormerRouter(SignedRouter):
@@ -59,10 +59,8 @@ class _GroupedLinear(nn.Module):
     def __init__(self, n_groups: int, in_features: int, out_features: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(
-            torch.empty(n_groups, in_features, out_features).uniform_(-bound, bound)
-        )
-        self.bias = nn.Parameter(torch.empty(n_groups, 1, out_features).uniform_(-bound, bound))
+        self.weight = uniform(bound, n_groups, in_features, out_features)
+        self.bias = uniform(bound, n_groups, 1, out_features)
 
     def forward(self, x: Float[Tensor, "G N I"]) -> Float[Tensor, "G N O"]:
         return torch.baddbmm(self.bias, x, self.weight)

@@ -47,7 +47,6 @@ class MetadataRouter(PolytroponRouter):
         self.register_buffer("factors", factors.clone())
 
     def task_logits(self, task_ids: Int[Tensor, "N"] | None = None) -> Float[Tensor, "G N H Q"]:
-        """Return the summed logits of some tasks, of all by default."""
         own = self.factors if task_ids is None else self.factors.index_select(0, task_ids)
         return self.composed(own)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mttl.plugins.part_settings import Fraction, NonNegative, OneOf, Positive
 from mttl.routing.task.priors import NO_PRIOR, RoutingPrior, straight_through
-from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows
+from mttl.routing.task.task_router import TaskRouter, TaskRows, initial_rows, uniform
 
 # As in the published code; smaller sums are not divided by.
 SMALLEST_SUM = 1e-12
@@ -91,9 +91,7 @@ class PolytroponRouter(TaskRouter):
         self.logit_dropout, self.prior = logit_dropout, prior
         # A shared skill has no logit, since DDP fails for parameters without gradients.
         n_routed = n_skills - 1 if shared_skill else n_skills
-        self.logits = nn.Parameter(
-            torch.empty(n_groups, n_tasks, n_heads, n_routed).uniform_(-init_scale, init_scale)
-        )
+        self.logits = uniform(init_scale, n_groups, n_tasks, n_heads, n_routed)
         self.register_buffer("temperature", torch.tensor(float(temperature)))
 
     def task_logits(self, task_ids: Int[Tensor, "N"] | None = None) -> Float[Tensor, "G N H Q"]:

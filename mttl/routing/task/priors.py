@@ -8,8 +8,6 @@ from torch import Tensor
 
 from mttl.plugins.part_settings import NonNegative, Positive
 
-SMALLEST_PROBABILITY = 1e-12
-
 
 @dataclass(frozen=True)
 class IBP:
@@ -108,8 +106,8 @@ def mutual_information(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "
     Rows are normalised to distributions over skills, and tasks have equal probabilities. It is 0 if
     all tasks use the same skills, and ``log K`` for an even partition of tasks into K skills.
     """
-    rows = probabilities / (probabilities.sum(-1, keepdim=True) + SMALLEST_PROBABILITY)
-    return _entropy(rows.mean(dim=1)) - _entropy(rows).mean(dim=1)
+    rows = probabilities / (probabilities.sum(-1, keepdim=True) + 1e-12)
+    return torch.special.entr(rows.mean(1)).sum(-1) - torch.special.entr(rows).sum(-1).mean(1)
 
 
 def column_similarity(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M"]:
@@ -125,10 +123,6 @@ def column_similarity(probabilities: Float[Tensor, "M T K"]) -> Float[Tensor, "M
     cosines = columns.transpose(1, 2) @ columns  # (M, K, K)
     off_diagonal = cosines.square().sum((1, 2)) - cosines.diagonal(dim1=1, dim2=2).square().sum(1)
     return off_diagonal / (n_skills * (n_skills - 1))
-
-
-def _entropy(distribution: Float[Tensor, "... K"]) -> Float[Tensor, "..."]:
-    return torch.special.entr(distribution).sum(-1)
 
 
 def straight_through(soft: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Ge
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mttl.io.errors import require_at_most
-from mttl.routing.task.task_router import TaskRouter, TaskRows
+from mttl.routing.task.task_router import TaskRouter, TaskRows, uniform
 
 
 class TaskMoERouter(TaskRouter):
@@ -47,11 +47,7 @@ class TaskMoERouter(TaskRouter):
         require_at_most("n_skills", n_skills, top_k=top_k)
         self.top_k = top_k
         self.noise = noise
-        self.logits = nn.Parameter(
-            torch.empty(n_groups, n_tasks, n_heads, n_skills).uniform_(
-                -self.init_scale, self.init_scale
-            )
-        )
+        self.logits = uniform(self.init_scale, n_groups, n_tasks, n_heads, n_skills)
 
     def forward(self, task_ids: Int[Tensor, "B"]) -> Float[Tensor, "G B H K"]:
         logits = self.logits.index_select(1, task_ids)

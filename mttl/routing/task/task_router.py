@@ -232,6 +232,11 @@ def seen_by(kind: type[TaskRouter]) -> tuple[str, ...]:
     return tuple(item.name for item in asked if item.name in SEEN)
 
 
+def uniform(bound: float, *shape: int) -> nn.Parameter:
+    """Return a parameter whose entries start in U(-bound, bound)."""
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
 def initial_rows(
     rows: Float[Tensor, "G T ..."], n_tasks: int, init: str, scale: float
 ) -> Float[Tensor, "G N ..."]:

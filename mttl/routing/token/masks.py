@@ -60,12 +60,12 @@ class TokenMasks:
             finished = None  # rows of another call
         n_known = 0 if mask is None else mask.shape[1]
         if n_positions < n_known or mask is None:
-            return None if finished is None else _same(~finished, n_positions)
+            return None if finished is None else (~finished)[:, None].expand(-1, n_positions)
         known = _repeated(mask, n_rows)
         if n_positions == n_known:
             return known
         new = known.new_ones(n_rows) if finished is None else ~finished
-        return torch.cat([known, _same(new, n_positions - n_known)], dim=1)
+        return torch.cat([known, new[:, None].expand(-1, n_positions - n_known)], dim=1)
 
 
 def check_fit(stack: str, known: Tensor, n_rows: int, n_positions: int) -> None:
@@ -103,7 +103,3 @@ def _repeated(mask: Bool[Tensor, "B L"], n_rows: int) -> Bool[Tensor, "R L"]:
     """Repeat each row, so that rows of one example are adjacent."""
     times = n_rows // mask.shape[0]
     return mask if times == 1 else mask.repeat_interleave(times, dim=0)
-
-
-def _same(rows: Bool[Tensor, "R"], n_positions: int) -> Bool[Tensor, "R L"]:
-    return rows[:, None].expand(-1, n_positions)

@@ -192,9 +192,6 @@ class GShardRouter(LinearRouter):
         return keep_pairs(choice, kept)
 
 
-SMALLEST_NOISE = 1e-2
-
-
 class NoisyTopKRouter(TokenRouter):
     r"""Sends each token to its best experts by logits with learned noise (Shazeer et al.).
 
@@ -238,7 +235,7 @@ class NoisyTopKRouter(TokenRouter):
         noisy, load = clean, None
         if self.training:
             spread = nn.functional.softplus(tokens.states @ self.noise_weight.float().t())
-            deviation = spread + SMALLEST_NOISE
+            deviation = spread + 1e-2
             noisy = clean + torch.randn_like(clean) * deviation
             load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
         chosen = noisy.topk(self.top_k, dim=-1).indices

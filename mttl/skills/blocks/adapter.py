@@ -226,7 +226,6 @@ class AdapterInventory(BottleneckInventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the projections."""
         self.blocks.reset_parameters()
         nn.init.zeros_(self.blocks.down)
         if (size := self.deviation) is not None:
@@ -294,7 +293,6 @@ class SparseAdapterInventory(BottleneckInventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the down-projection as `nn.Linear` does and set the up-projection to 0."""
         bound = self.read_features**-0.5
         nn.init.uniform_(self.down, -bound, bound)
         for part in (self.up, self.down_bias, self.up_bias):

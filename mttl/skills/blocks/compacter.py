@@ -74,7 +74,6 @@ class CompacterInventory(BottleneckInventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all factors but the up-projection's last, which is 0, so there is no change."""
         # The entries of a sum of n products have the variance of those of one B.
         _draw(self.rule, 1 / self.n_products)
         for factors, n_in in ((self.down, self.read_features), (self.up, self.hidden_features)):

@@ -68,7 +68,6 @@ class InvertibleInventory(Inventory):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the first layers as `nn.Linear` does; the second layers are 0, so no change."""
         for network in (self.first, self.second):
             network.reset_parameters()
             nn.init.zeros_(network.down)

@@ -14,9 +14,6 @@ from mttl.skills.inventory import NO_WEIGHTS, Inputs, Inventory, Merged, Outputs
 from mttl.skills.skilled_layer import SkilledBlock, hidden_states
 from mttl.skills.targets import block_paths, linear_features
 
-# Temperature of the gates, as in the paper.
-TEMPERATURE = 0.1
-
 
 class LadderInventory(Inventory):
     r"""K side networks of a stack of N blocks, with a rung per block.
@@ -87,7 +84,7 @@ class LadderInventory(Inventory):
 
     def merge(self, weights: Float[Tensor, "B 1 K"]) -> Merged:
         down, inner, outer, gates, up = (mix_blocks(part, weights) for part in self.parameters())
-        return down, inner, outer, (gates / TEMPERATURE).sigmoid(), up
+        return down, inner, outer, (gates / 0.1).sigmoid(), up
 
     def combine(self, x: Inputs, y: Outputs, merged: Merged) -> Outputs:
         dtype = active_dtype(y)

@@ -187,10 +187,20 @@ class ComposedModel(nn.Module):
                 )
         learns_on_cpu = torch.is_grad_enabled() and first.device.type == "cpu"
         looped = self.over_tasks == "loop" or (self.over_tasks == "auto" and learns_on_cpu)
-        if looped or n_tasks == 1:
-            return self._loop(parameters, arguments)
-        # Tasks draw independent noise, as in the loop.
-        return vmap(self._call, randomness="different")(dict(parameters), arguments)
+        if not looped and n_tasks > 1:  # tasks draw independent noise, as in the loop
+            return vmap(self._call, randomness="different")(dict(parameters), arguments)
+        # Unbinding has one backward step for all tasks; indexing allocates a tensor for each.
+        of_tasks = zip(*(tensor.unbind(0) for tensor in parameters.values()), strict=True)
+        outputs = [
+            self._call(
+                dict(zip(parameters, own, strict=True)),
+                tuple(argument[task] for argument in arguments),
+            )
+            for task, own in enumerate(of_tasks)
+        ]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs)
+        return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
 
     @torch.no_grad()
     def task_module(self, task_id: int) -> nn.Module:
@@ -207,17 +217,3 @@ class ComposedModel(nn.Module):
 
     def _call(self, parameters: dict[str, Tensor], arguments: tuple[Tensor, ...]) -> Any:
         return functional_call(self.base, parameters, arguments)
-
-    def _loop(self, parameters: Mapping[str, Tensor], arguments: tuple[Tensor, ...]) -> Any:
-        # Unbinding has one backward step for all tasks; indexing allocates a tensor for each.
-        of_tasks = zip(*(tensor.unbind(0) for tensor in parameters.values()), strict=True)
-        outputs = [
-            self._call(
-                dict(zip(parameters, own, strict=True)),
-                tuple(argument[task] for argument in arguments),
-            )
-            for task, own in enumerate(of_tasks)
-        ]
-        if isinstance(outputs[0], Tensor):
-            return torch.stack(outputs)
-        return tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))

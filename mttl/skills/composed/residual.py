@@ -55,7 +55,6 @@ class ResidualInventory(Inventory):
 
     @classmethod
     def of_tensor(cls, shape: Sequence[int], n_skills: int, **settings: Any) -> "ResidualInventory":
-        """Return adapters of a convolution's weight."""
         out_features, in_features, *kernel = shape
         return cls(in_features, out_features, n_skills, kernel=kernel, **settings)
 
@@ -65,7 +64,6 @@ class ResidualInventory(Inventory):
     def compose(
         self, base: Float[Tensor, "O I *kernel"], weights: Float[Tensor, "T 1 K"]
     ) -> Float[Tensor, "T O I *kernel"]:
-        """Return each task's weight."""
         mixed = mix_blocks(self.matrix, weights)
         if self.series:
             return base + (mixed @ base.flatten(1)).unflatten(2, base.shape[1:])

@@ -86,7 +86,6 @@ class DiffPruningInventory(Inventory):
             nn.init.constant_(logits, self.start / self.rate)
 
     def merge(self, weights: Weights) -> Merged:
-        """Return each example's weight change, with sampled masks in training."""
         changes = self.mask(drawn=True) * self.change if self.training else self.changes()
         return (mix_blocks(changes, weights),)
 

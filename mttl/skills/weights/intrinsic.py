@@ -160,7 +160,6 @@ class IntrinsicInventory(Inventory):
         nn.init.normal_(self.vector, std=deviation if self.init == "kaiming" else 0.0)
 
     def merge(self, weights: Weights) -> Merged:
-        """Return each example's weight change, with as few projections as possible."""
         if self.n_heads == 1 and len(weights) < self.n_skills:
             return (self._project(weights[:, 0] @ self._vectors()),)
         return super().merge(weights)

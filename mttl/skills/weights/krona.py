@@ -150,7 +150,6 @@ class KronABlockInventory(Inventory):
         self.residual = nn.Parameter(torch.zeros(n_skills)) if residual else None
 
     def reset_parameters(self) -> None:
-        """Draw the product as KronA does, without a change, and set the residual factor to 0."""
         self.product.reset_parameters()
         if self.residual is not None:
             nn.init.zeros_(self.residual)
@@ -175,5 +174,4 @@ def _products(left: Float[Tensor, "N a b"], right: Float[Tensor, "N c d"]) -> Te
 
 def _near_root(size: int) -> int:
     """Return the largest divisor of a size that is at most its square root."""
-    root = math.isqrt(size)
-    return next(number for number in range(root, 0, -1) if size % number == 0)
+    return next(number for number in range(math.isqrt(size), 0, -1) if size % number == 0)

@@ -137,7 +137,6 @@ class LoRAInventory(ProductInventory):
 
     @torch.no_grad()
     def init_from_base(self, base: nn.Module) -> None:
-        """Initialise by singular directions of the layer's weight, for ``init`` in `STARTS`."""
         if not self.starts:
             return
         kept = getattr(base, "weight", None)

@@ -37,7 +37,7 @@ class MaskedSparseInventory(Inventory):
     reads_weight = True
     refuses: ClassVar = fixed_by_file(sparsity=0.9)
     lacks: ClassVar = {
-        "shards": ("support != random", "one process loads all weights; set trainer.strategy: ddp"),
+        "shards": ("support != random", "one process loads all weights; set trainer.strategy: ddp")
     }
     pruned: Tensor
 

@@ -95,21 +95,13 @@ class _SparseOutputs(torch.autograd.Function):
             scaled = (grad * _by_feature(weights)).flatten(3).flatten(0, 2)  # (K O, B L)
         # Gradient of x: the transposed sparse matrix times the weighted output gradients.
         if needs_x and scaled is not None:
-            transpose = _csr(
-                pattern.starts_t,
-                pattern.columns_t,
-                values.flatten()[pattern.order_t],
-                (pattern.shape[1], len(scaled)),
-            )
+            entries = values.flatten()[pattern.order_t]
+            transpose = _csr(pattern.starts_t, pattern.columns_t, entries, len(scaled))
             grad_x = torch.sparse.mm(transpose, scaled).t().reshape(x.shape)
         # Gradient of the values: grad · xᵀ, computed at the entries of the support only.
         if needs_values and scaled is not None:
-            places = _csr(
-                pattern.starts,
-                pattern.columns,
-                values.new_zeros(values.numel()),
-                (len(scaled), pattern.shape[1]),
-            )
+            zeros = values.new_zeros(values.numel())
+            places = _csr(pattern.starts, pattern.columns, zeros, pattern.shape[1])
             inputs = x.flatten(0, 1).contiguous()
             sampled = torch.sparse.sampled_addmm(places, scaled, inputs, beta=0.0)
             grad_values = sampled.values().view_as(values)
@@ -123,12 +115,7 @@ class _SparseOutputs(torch.autograd.Function):
 def _products(x: Tensor, values: Tensor, weights: Tensor, pattern: Pattern) -> Tensor:
     """Return the output of every skill, (K, H, O / H, B, L)."""
     n_examples, n_heads, n_skills = weights.shape
-    matrix = _csr(
-        pattern.starts,
-        pattern.columns,
-        values.flatten(),
-        (n_skills * pattern.shape[0], pattern.shape[1]),
-    )
+    matrix = _csr(pattern.starts, pattern.columns, values.flatten(), pattern.shape[1])
     outputs = torch.sparse.mm(matrix, x.flatten(0, 1).t().contiguous())
     return outputs.view(n_skills, n_heads, -1, n_examples, x.shape[1])
 
@@ -142,7 +129,8 @@ def _starts(rows: Tensor, n_rows: int) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, n_columns: int) -> Tensor:
+    shape = len(starts) - 1, n_columns
     with warnings.catch_warnings():  # torch warns that compressed sparse tensors are in beta
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor|invariant)")
         return torch.sparse_csr_tensor(
@@ -260,7 +248,6 @@ class SparseInventory(Inventory):
         return y + torch.cat(outputs)[order.argsort()]
 
     def changes(self) -> Float[Tensor, "K O I"]:
-        """Return the changes as dense tensors."""
         size = self.out_features * self.in_features
         return spread(self.values, self.indices, size).view(-1, self.out_features, self.in_features)
 
@@ -298,11 +285,8 @@ class SparseInventory(Inventory):
 
 
 def _comparable(weights: Tensor) -> bool:
-    """Return whether examples with equal weights may share a change.
-
-    They may not if weights need gradients, which belong to different tasks, in compiled models, or
-    on an accelerator, where the comparison would synchronise.
-    """
+    """Return whether examples with equal weights may share a change."""
+    # Gradients belong to different tasks, and on an accelerator the comparison would synchronise.
     on_cpu = weights.device.type == "cpu" and not torch.compiler.is_compiling()
     return on_cpu and not weights.requires_grad
 

@@ -1,7 +1,5 @@
 """Supermasks: skills that mask weights of the frozen layer."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -53,7 +51,9 @@ class SupermaskInventory(Inventory):
         nn.init.constant_(self.scores, START)
 
     def merge(self, weights: Weights) -> Merged:
-        return (_StraightThrough.apply(mix_blocks(self.scores, weights), self.threshold),)  # type: ignore[return-value]
+        scores = mix_blocks(self.scores, weights)
+        # The difference is 0, with the gradient of the scores.
+        return ((scores - scores.detach()).add_(scores >= self.threshold),)
 
     def combine_linear(self, x: Inputs, base: nn.Linear, merged: Merged) -> Outputs:
         dtype = active_dtype(x)
@@ -71,13 +71,3 @@ def linear_of_each(x: Inputs, weights: Float[Tensor, "B O I"], bias: Tensor | No
     dtype = active_dtype(x)
     y = torch.bmm(x.to(dtype), weights.to(dtype).mT)
     return y if bias is None else y + bias.to(dtype)
-
-
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, threshold: float) -> Tensor:
-        return (scores >= threshold).to(scores.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None

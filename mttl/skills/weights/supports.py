@@ -62,8 +62,6 @@ class Units:
         return (rows * self.width + columns)[inside].sort().values
 
 
-# Scores are ranked in pieces of this size, which bounds memory and fits kernels that use int32.
-PIECE = 2**24
 # Largest tensor for which a permutation of all indices is drawn.
 PERMUTED = 2**22
 
@@ -169,9 +167,9 @@ def _best(
 
 
 def _nth_largest(tensors: Sequence[Tensor], n: int) -> Tensor:
-    """Return the n-th largest value, piece by piece."""
+    """Return the n-th largest value, by pieces that bound memory and fit kernels that use int32."""
     best: Tensor | None = None
-    for piece in (piece for tensor in tensors for piece in tensor.split(PIECE)):
+    for piece in (piece for tensor in tensors for piece in tensor.split(2**24)):
         best = piece if best is None else torch.cat([best, piece])
         if len(best) > n:
             best = best.topk(n, sorted=False).values

@@ -187,7 +187,7 @@ def test_experts_are_planned_with_even_loads(folder: Path, fragment: str) -> Non
 @pytest.mark.slow
 def test_the_paper_s_configuration_is_planned_offline() -> None:
     config = load_config("crossfit_paper.yaml", ["data.batch_size=1"])
-    weights = needs_of(config, TASKS, answers=False).weights
+    weights = needs_of(config, TASKS).weights
     assert weights["backbone (float32)"] == 4 * 406_291_456  # parameters, as published
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from checkpoints.test_run_callbacks import Scored, fit
-from mttl.checkpoints.task_best import SaveTaskBest
+from mttl.training.separate import SaveTaskBest
 
 # By validation: the first task is best at step 2 and again, later, at 4; the second at 1, since
 # equal scores keep the first; an undefined score counts as 0; the last has no validation rows.
