@@ -124,11 +124,7 @@ class _Study:
         answers: dict[int, list[Prediction]] = {task: [] for task in users}
         router = self.module.model.router
         cells = torch.from_numpy(self.cells(switch))
-        with (
-            torch.no_grad(),
-            self.built.autocast(),
-            switched_off(router, cells, share=self.share),
-        ):
+        with torch.no_grad(), self.built.autocast(), switched_off(router, cells, share=self.share):
             for batch in self.data.evaluation_dataloader("dev", users) if users else ():
                 batch = self.module.transfer_batch_to_device(batch, self.module.device, 0)
                 found, labels, _ = self.module.nll(batch)

@@ -87,9 +87,7 @@ def logits(backbone: Any, ask: Callable[..., Any] | None = None) -> Float[Tensor
 
 
 def mixture_answer(
-    model: SkilledModel,
-    mixing: Float[Tensor, "G H K"],
-    ask: Callable[[Any], Tensor] = logits,
+    model: SkilledModel, mixing: Float[Tensor, "G H K"], ask: Callable[[Any], Tensor] = logits
 ) -> Float[Tensor, "1 L V"]:
     """Return the logits of a model with one mixture for any task; ``ask`` computes them."""
     task = torch.zeros(1, dtype=torch.long, device=mixing.device)

@@ -33,15 +33,7 @@ from mttl.checkpoints.saved_inventory import copy_saved, read_inventory
 from mttl.config.capabilities import require_features
 from mttl.io.errors import CheckpointError, ConfigError, nearest, raised_as, some
 from mttl.merging.fold import is_transposed, require_weights, task_mixing
-from mttl.merging.recipe import (
-    CaPE,
-    Dare,
-    Elastic,
-    ElasticCaPE,
-    FisherAverage,
-    Recipe,
-    Ties,
-)
+from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights, empty_model
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse import restore_supports

@@ -154,7 +154,5 @@ def _to_blocks(
     return stack.unflatten(1, (n_heads, -1)).transpose(0, 1)
 
 
-def _from_blocks(
-    blocks: Float[Tensor, "H K features_per_head r"],
-) -> Float[Tensor, "K features r"]:
+def _from_blocks(blocks: Float[Tensor, "H K features_per_head r"]) -> Float[Tensor, "K features r"]:
     return blocks.transpose(0, 1).flatten(1, 2)

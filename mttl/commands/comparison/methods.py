@@ -81,8 +81,7 @@ METHODS: dict[str, Method] = {
 POLICY_METHODS: dict[str, Method] = {
     "polytropon": Method("", variants=MODE_VARIANTS),
     "private": Method(
-        "babyai/private.yaml",
-        variants=(AdaptationVariant("all", ("adapt.mode=from_scratch",)),),
+        "babyai/private.yaml", variants=(AdaptationVariant("all", ("adapt.mode=from_scratch",)),)
     ),
     **{
         name: Method(f"babyai/{name}.yaml")
