@@ -78,8 +78,7 @@ def layer_statistics(probabilities: Float[np.ndarray, "G T K"]) -> Float[np.ndar
 
 def stack_of(group: str) -> str:
     """Return ``encoder`` or ``decoder`` for a group inside one of them, else ``""``."""
-    parts = re.split(r"[./]", group)
-    return next((stack for stack in STACKS if stack in parts), "")
+    return next((stack for stack in STACKS if stack in re.split(r"[./]", group)), "")
 
 
 def stacks_of(groups: Sequence[str]) -> list[str]:

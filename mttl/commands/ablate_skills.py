@@ -114,8 +114,7 @@ class _Study:
         """Return the tasks that use the skill; all tasks if routing depends on the text."""
         if switch.skill == NONE or self.module.model.router.reads_text:
             return list(range(self.weights.shape[1]))
-        off = self.cells(switch) == 0
-        return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()
+        return np.flatnonzero(self.weights.swapaxes(1, 2)[self.cells(switch) == 0].any(0)).tolist()
 
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Return losses, and scores if requested, with a skill switched off."""

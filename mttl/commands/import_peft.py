@@ -104,8 +104,7 @@ def import_poly(folders: "Sequence[PeftFolder]", options: argparse.Namespace) ->
         layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
     )
     sections = {"skills": skills, "router": router_section("polytropon")}
-    logits = {path: layer.logits for path, layer in poly.items()}
-    return layers, tasks, sections, {"logits": logits}
+    return layers, tasks, sections, {"logits": {path: layer.logits for path, layer in poly.items()}}
 
 
 def import_mixlora(folders: "Sequence[PeftFolder]", options: argparse.Namespace) -> "Import":

@@ -103,8 +103,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_adapted(self, *, required: bool = False, more: str = "") -> None:
         """Add ``--adapted`` for adapted tasks of a run, and ``--backbone``."""
         help = f"folders of adapted tasks (from mttl adapt --save){more}"
-        add = self.read.add_argument
-        add("--adapted", **LIST, required=required, metavar="DIR", help=help)
+        self.read.add_argument("--adapted", **LIST, required=required, metavar="DIR", help=help)
         self.add_backbone()
 
     def add_address(self, title: str) -> None:

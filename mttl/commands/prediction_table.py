@@ -133,8 +133,7 @@ def prediction_table(options: Namespace) -> None:
             keep_settings(hidden / "settings.yaml", yaml12.dump(settings), problem, advice)
         starts, status = range(0, len(rows), size), make_console(stderr=True)
         results.run(starts, lambda start, _: answer(start), status, doing="answering")
-        parts = sorted(results.finished.items())
-        found = [row for _, part in parts for row in part.rows]
+        found = [row for _, part in sorted(results.finished.items()) for row in part.rows]
         done = [row | own for row, own in zip(rows, found, strict=True)]
         if kind in WORD_FORMATS:
             texts, answers = [row["words"] for row in rows], [row[ANSWER] for row in found]
@@ -245,8 +244,7 @@ def _check_choices(
     checked = set()
     for number, (given, model) in enumerate(zip(choices, models, strict=True), 1):
         if model and given and (kind := (id(model), *given)) not in checked:
-            where = f"{place}, row {number}"
-            model.choice_ids(given, where)
+            model.choice_ids(given, f"{place}, row {number}")
             checked.add(kind)
 
 

@@ -176,8 +176,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             n_generated = len(tasks) - len(options)
             console.print(f"scored options: {len(options)} tasks; generated: {n_generated}")
         console.print(report.attachment_table(built.attachment, built.model, built.token_layers))
-    start = folder.last if step else None
-    trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
+    trainer.fit(module, datamodule=data, ckpt_path=folder.last if step else None, weights_only=True)
 
     # Write scores, baselines, answers and the inventory.
     if folder.best.is_file():  # absent without validation

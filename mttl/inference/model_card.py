@@ -135,8 +135,7 @@ def scores_of(run: str | Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
     for folder in (Path(run), Path(run).parent):
         results = folder / "results.csv"
         if results.is_file():
-            columns = ["task", "split", "metric", "score", "n"]
-            rows = read_table(results, CheckpointError, columns)
+            rows = read_table(results, CheckpointError, ["task", "split", "metric", "score", "n"])
             wanted = {*tasks, "mean"} if len(tasks) > 1 else {*tasks}
             return [row for row in rows if row["task"] in wanted]
     return []

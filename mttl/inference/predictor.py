@@ -393,8 +393,7 @@ class Predictor:
         ids = [known[tuple(own)] for own in of_each]
         if not ids:
             return []
-        prompts = run.prompts(inputs, prefixes)
-        return run.choose_encoded(task_ids, prompts, ids, **how)
+        return run.choose_encoded(task_ids, run.prompts(inputs, prefixes), ids, **how)
 
     def choose_encoded(
         self,
@@ -437,8 +436,7 @@ class Predictor:
             on_rows(sum(map(len, found)))
             return found
 
-        n_prompts = max(1, batch_size // max(map(len, ids)))
-        return in_batches([*map(len, prompts)], n_prompts, scored)
+        return in_batches([*map(len, prompts)], max(1, batch_size // max(map(len, ids))), scored)
 
     def choice_ids(self, choices: Sequence[str], place: str) -> dict[str, list[int]]:
         """Return the ids of choices, truncated as in training.

@@ -118,8 +118,7 @@ def with_members(
         raise ConfigError(
             "with a section moe, members are experts of tokens: set skills.kind: none"
         )
-    own = getattr(moe.experts, "shared_down", True)
-    if own or moe.every != 1 or moe.stacks is not None:
+    if getattr(moe.experts, "shared_down", True) or moe.every != 1 or moe.stacks is not None:
         raise ConfigError(
             "members are low-rank and have their own layers: set moe.experts.kind: lora, and leave "
             "out its shared_down, moe.every and moe.stacks"

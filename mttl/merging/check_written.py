@@ -42,8 +42,7 @@ def check_written(folder: Path, network: Any, answers: Answers, like: Path | Non
     from the folder. ``like`` is a folder of a model whose wrong tensors are allowed.
     """
     if isinstance(network, Built):
-        found = task_answers(network.model, network.tasks)
-        compare_answers(found, answers, network.model.backbone)
+        compare_answers(task_answers(network.model, network.tasks), answers, network.model.backbone)
     elif (folder / "adapter_config.json").is_file():
         _check_adapter(folder, network, answers)
     else:

@@ -186,8 +186,7 @@ def quantisation_error(backbone: nn.Module, original: nn.Module) -> tuple[float,
         name = path.removesuffix(".base")
         weight = original.get_parameter(f"{name}.weight")
         weight = weight.t() if _was_transposed(layer) else weight
-        found = dense_weight(layer)
-        lost = (found.float() - weight.float()).square().sum()
+        lost = (dense_weight(layer).float() - weight.float()).square().sum()
         squares[name] = float(lost), float(weight.float().square().sum())
     errors = {name: (lost / max(whole, 1e-30)) ** 0.5 for name, (lost, whole) in squares.items()}
     worst = max(errors, key=errors.__getitem__)

@@ -323,5 +323,4 @@ class Sweep(Section):
         for used, parts in zip(used_fishers(method["kind"]), ([base], models), strict=True):
             for part in () if used else parts:
                 part.pop("fisher", None)
-        tree = {"base": base, "models": models, "method": method}
-        return validated(Recipe, tree, place)
+        return validated(Recipe, {"base": base, "models": models, "method": method}, place)

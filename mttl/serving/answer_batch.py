@@ -58,8 +58,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
             if not answer.wanted.dropped:
                 answer.finish(row)
         return
-    forced = tokens_at_end(predictor, "forced_eos_token_id")
-    choice = TokenChoice(wanted, predictor.device, forced)
+    choice = TokenChoice(wanted, predictor.device, tokens_at_end(predictor, "forced_eos_token_id"))
 
     def have_ended(ids: Tensor, scores: Any, **more: Any) -> Tensor:
         """Pass new tokens to their answers, and return the mask of finished rows, shape (R,)."""

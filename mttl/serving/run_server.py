@@ -203,10 +203,9 @@ def _join(group: Mapping[str, Predictor]) -> Predictor:
     ]
     known = {name: predictor.form.task_descriptions for name, predictor in group.items()}
     descriptions = {name: own[name] for name, own in known.items() if name in own}
-    router = GivenRows(torch.cat(rows, dim=1))
     return replace(
         first,
-        model=first.model.with_router(router),
+        model=first.model.with_router(GivenRows(torch.cat(rows, dim=1))),
         tasks=tuple(group),
         form=first.form.model_copy(update={"task_descriptions": descriptions}),
     )

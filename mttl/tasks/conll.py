@@ -119,8 +119,7 @@ def write_conllu(
     Raises:
         TaskError: If there is not one answer per sentence, with one part per word.
     """
-    places = [_HEAD, _RELATION] if trees else [_TAG]
-    _write(target, source, list(_conllu(source)), places, answers)
+    _write(target, source, list(_conllu(source)), [_HEAD, _RELATION] if trees else [_TAG], answers)
 
 
 def guess_columns(path: str | Path) -> tuple[str, ...]:

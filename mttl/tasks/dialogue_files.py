@@ -127,8 +127,7 @@ def read_dstc(path: str | Path) -> Records:
             snippets = [_snippet(known, keys) for keys in label["knowledge"]]
             yield {"history": turns, "knowledge": snippets, "response": label["response"]}
 
-    pairs = zip(logs, labels, strict=True)
-    yield from _converted(f"{labels_path}, record", pairs, response)
+    yield from _converted(f"{labels_path}, record", zip(logs, labels, strict=True), response)
     n_skipped = sum(not label["target"] for label in labels)
     _report(logs_path, n_skipped, len(logs), "turns that need no knowledge")
 

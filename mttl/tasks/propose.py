@@ -172,15 +172,13 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
         kind = "dialogue", _lengths([response])
         keys = {"kind": kind, "source": (source, parted), "k": size}
         if response.n_empty:
-            left_out = f"{response.n_empty:,} rows are left out"
-            keys["rows"] = "{response} is not empty", left_out
+            keys["rows"] = "{response} is not empty", f"{response.n_empty:,} rows are left out"
         return _printed(name, keys, columns, (*_DIALOGUE, "label"), n_rows)
     usable = {key: one for key, one in columns.items() if not re.search(r"[{}|]|^\[", key)}
     output = _output(usable)
     inputs = [] if output is None else _inputs(usable, output)
     if output is None or not inputs:
-        listed = ", ".join(columns) or "none"
-        raise TaskError(f"no columns for input and output among: {listed}")
+        raise TaskError(f"no columns for input and output among: {', '.join(columns) or 'none'}")
     answer = usable[output]
     if delimiter is not None:
         source["delimiter"] = delimiter

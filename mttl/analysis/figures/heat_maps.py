@@ -114,8 +114,7 @@ def _around_zero(values: np.ndarray, reverse: bool = False) -> dict[str, Any]:
 def _add_scale(figure: Figure, image: AxesImage, left: float, top: float, quantity: str) -> None:
     """Draw a colour bar, one inch high, with its name above."""
     axes = canvas.place(figure, left, top - 1.2, BAR, 1.0)
-    bar = figure.colorbar(image, cax=axes)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    figure.colorbar(image, cax=axes).outline.set_visible(False)  # type: ignore[operator]
     axes.tick_params(length=2, labelsize=canvas.FONT)
     axes.set_title(quantity, loc="left")
 

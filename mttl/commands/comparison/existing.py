@@ -141,8 +141,7 @@ def differences(one: Path, other: Path) -> list[str]:
     found = list(trained)
     for place in sorted(one.glob("adapt-*")):
         if all(RunFolder(run / place.name).config.is_file() for run in (one, other)):
-            ignored = (*PLACES, PARTITION, *MAY_CHANGE)
-            names = differing_settings(place, other / place.name, ignored)
+            names = differing_settings(place, other / place.name, (*PLACES, PARTITION, *MAY_CHANGE))
             found += [f"{place.name}: {name}" for name in names if name not in trained]
     first, second = trained_on(one), trained_on(other)
     if first and second and first != second:

@@ -138,9 +138,8 @@ def n_trained_in(runs: Sequence[Path], mode: str) -> int:
 
     skills = runs[0] / "skills"
     settings = read_json(skills / "meta.json", MttlError, dict)["settings"]
-    kind = settings["router"]["kind"]
     # Token routers are trained even if the task router is fixed.
-    learned = TOKENS if kind in FIXED_ROUTERS else ""
+    learned = TOKENS if settings["router"]["kind"] in FIXED_ROUTERS else ""
     routers = count_saved(skills / "router.safetensors", learned)
     # Of policies, those that levels share; if they are frozen, their experts.
     common = 0
