@@ -145,12 +145,9 @@ def import_loras(folders: "Sequence[PeftFolder]", options: argparse.Namespace) -
     adapters = [read_lora(folder, scaled=common is None) for folder in folders]
     tasks = named(options, [folder.path.resolve().name for folder in folders])
     layers = stack_members(adapters)
-    private = options.router != "polytropon"
-    scaling = common or {"scale": 1.0}
+    private, mix = options.router != "polytropon", options.mix or "outputs"
     sections = {
-        "skills": imported_skills(
-            layers, mix=options.mix or "outputs", per_task=private, **scaling
-        ),
+        "skills": imported_skills(layers, mix=mix, per_task=private, **common or {"scale": 1.0}),
         "router": router_section("private" if private else "polytropon"),
     }
     return layers, tasks, sections, {}

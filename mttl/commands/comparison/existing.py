@@ -99,8 +99,7 @@ def read_scores(
         policy = (row.split, row.metric) == ("greedy", SUCCESS)
         if row.task != MEAN and (policy or row.split == "test"):
             sample = 0 if policy else int(row.sample)
-            own = method, "", seed, "seen", row.task, sample, row.percent, fold
-            found.append(TaskScore(*own))
+            found.append(TaskScore(method, "", seed, "seen", row.task, sample, row.percent, fold))
     for mode in modes:
         by_sample: dict[Adapted, list[FewShotResult]] = {}
         for job, result in Results(run / f"adapt-{mode}").finished.items():
