@@ -75,9 +75,7 @@ def ablate(run: Path, out: Path, options: Namespace) -> None:
         layers = study.groups if options.per_group else [ALL_LAYERS]
         off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
         switches, status = [DisabledSkill(ALL_LAYERS, NONE), *off], make_console(stderr=True)
-        results.run(
-            switches, lambda switch, _: study.measure(switch), status, doing="switching off"
-        )
+        results.run(switches, lambda job, _: study.measure(job), status, doing="switching off")
         study.write(out / "ablation.npz", results, layers)
 
 

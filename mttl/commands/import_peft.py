@@ -100,9 +100,8 @@ def import_poly(folders: "Sequence[PeftFolder]", options: argparse.Namespace) ->
     first = next(iter(poly.values()))
     tasks = named(options, [f"task{number}" for number in range(len(first.logits))])
     layers = {path: (layer.down, layer.up) for path, layer in poly.items()}
-    skills = imported_skills(
-        layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
-    )
+    n_heads, rank = first.logits.shape[1], first.down.shape[2]
+    skills = imported_skills(layers, n_heads=n_heads, scale=1 / rank, mix="factors")
     sections = {"skills": skills, "router": router_section("polytropon")}
     return layers, tasks, sections, {"logits": {path: layer.logits for path, layer in poly.items()}}
 

@@ -26,8 +26,6 @@ class _Trust(argparse.Action):
 
 
 class _ShowSettings(argparse.Action):
-    """Prints the settings of a section and exits."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
         from mttl.config.reference import reference
 
@@ -44,9 +42,8 @@ class _Names(argparse.Action):
 
 def _new_path(text: str) -> Path:
     if Path(text).exists():
-        raise argparse.ArgumentTypeError(
-            f"'{text}' already exists; choose another path or remove it"
-        )
+        words = f"'{text}' already exists; choose another path or remove it"
+        raise argparse.ArgumentTypeError(words)
     return Path(text)
 
 

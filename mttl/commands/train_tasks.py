@@ -188,9 +188,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
-        baselines[split] = report.baseline_results(
-            gym, metrics, split, config.data, config.run.seed
-        )
+        given = gym, metrics, split, config.data, config.run.seed
+        baselines[split] = report.baseline_results(*given)
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)

@@ -105,11 +105,9 @@ def read_scores(
         for job, result in Results(run / f"adapt-{mode}").finished.items():
             if job.task not in seen:  # possible with --allow-seen
                 by_sample.setdefault((job.task, job.sample), []).append(result)
-        for adapted, results in by_sample.items():
-            score = mean_of_known([100 * result.test for result in results])
-            found.append(
-                TaskScore(method, mode, seed, "unseen", *adapted, score, fold, results[-1].rows)
-            )
+        for key, own in by_sample.items():
+            score = mean_of_known([100 * result.test for result in own])
+            found.append(TaskScore(method, mode, seed, "unseen", *key, score, fold, own[-1].rows))
     return found
 
 

@@ -151,7 +151,6 @@ def n_trained_in(runs: Sequence[Path], mode: str) -> int:
 def _caption(
     comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns]
 ) -> str:
-    """Return the caption: the budget and the meaning of the columns."""
     known = [comparison.run_folder(item) for item in plans if item.name == comparison.reference]
     known += [runs.folders[0] for runs in existing if runs.name == comparison.reference]
     first = next((run for run in known if (run / "config.yaml").is_file()), None)
