@@ -104,8 +104,7 @@ def draw_means(
     # A fold with fewer seeds than others draws as many as it has.
     drawn_seeds = np.arange(most_seeds) < n_seeds[:, None]
     own = np.arange(n_own)[:, None]
-    found = []
-    left = n_draws
+    found, left = [], n_draws
     while left:
         n = min(left, max(1, MOST_NUMBERS // values.size))
         left -= n

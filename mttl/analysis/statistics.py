@@ -104,10 +104,9 @@ def effective_skills_over_training(
     It follows from mixing weights, since normalising a row does not change it.
     """
     use = torch.from_numpy(np.asarray(weights, dtype=np.float64)).clamp_min(0)
-    numbers = np.array(
-        [[effective_skills(row[None, :, None]).mean() for row in step] for step in use]
-    )  # (S, G)
-    means = stack_means(numbers.T, groups)
+    # (S, G)
+    numbers = [[effective_skills(row[None, :, None]).mean() for row in step] for step in use]
+    means = stack_means(np.array(numbers).T, groups)
     return {EFFECTIVE if name == ALL else f"{name}/{EFFECTIVE}": row for name, row in means.items()}
 
 

@@ -84,9 +84,8 @@ def similarity_matrix(
     size = len(names) * canvas.ROW
     figure = canvas.new_sheet(title, 0, size + 3 * canvas.GAP)
     axes = canvas.place(figure, 0, 0, size, size)
-    shown = np.ma.array(
-        similarity[np.ix_(view.order, view.order)], mask=np.eye(len(names), dtype=bool)
-    )
+    ordered = similarity[np.ix_(view.order, view.order)]
+    shown = np.ma.array(ordered, mask=np.eye(len(names), dtype=bool))
     image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_xlabel("task")
