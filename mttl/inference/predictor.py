@@ -61,7 +61,6 @@ def in_batches(
 
 
 def _of_each(what: str, given: Any, texts: Sequence[object], *, shared: bool) -> list[Any]:
-    """Return what is given for each text."""
     found = [given] * len(texts) if shared else list(given)
     if len(found) != len(texts):
         raise TaskError(
@@ -91,9 +90,8 @@ def answer_prompts(
     """
 
     def answered(rows: list[int]) -> Iterable[Sequence[str]]:
-        batch = padded_inputs(
-            [prompts[row] for row in rows], pad_id_of(tokenizer), left=decoder_only
-        )
+        asked = [prompts[row] for row in rows]
+        batch = padded_inputs(asked, pad_id_of(tokenizer), left=decoder_only)
         found = generate_texts(
             partial(generate, rows),
             tokenizer,
@@ -505,10 +503,7 @@ class Predictor:
         weights: Mapping[str, float],
         batch_size: int,
     ) -> list[str]:
-        """Return the best candidate of each row, ``given`` the ids of tasks and prompts.
-
-        See `mttl.inference.reranking`.
-        """
+        """Return each row's best candidate (`reranking`), ``given`` ids of tasks and prompts."""
         rows = [list(dict.fromkeys(filter(None, own))) or [""] for own in candidates]
         ids = [self.encoder.answers(own) for own in rows]
         totals = self.option_scores(*given, ids, batch_size=batch_size)

@@ -110,9 +110,8 @@ def with_members(
                 f"router.kind average (run.start, run.freeze_skills), use {', '.join(ROUTERS)}, or "
                 "a section moe, whose tokens choose among members"
             )
-        skills = imported_skills(
-            layers, mix=mix, per_task=router in ("private", "retrieval"), scale=1.0
-        )
+        per_task = router in ("private", "retrieval")
+        skills = imported_skills(layers, mix=mix, per_task=per_task, scale=1.0)
         return config.model_copy(update={"skills": skills})
     if config.skills.kind != "none":
         raise ConfigError(

@@ -115,9 +115,8 @@ class TokenChoice(LogitsProcessor):
         settings = [(wanted[place].temperature, wanted[place].top_p) for place in drawing]
         table = torch.tensor(settings, dtype=torch.float64, device=device).reshape(-1, 2)
         self._temperatures, self._top_ps = table.unbind(1)
-        self._n_logprobs = {
-            place: row.n_logprobs for place, row in enumerate(wanted) if row.n_logprobs is not None
-        }
+        asked = enumerate(row.n_logprobs for row in wanted)
+        self._n_logprobs = {place: n for place, n in asked if n is not None}
         self.scores: dict[int, TokenScore] = {}
         self._own: Tensor | None = None
 
