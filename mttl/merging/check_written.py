@@ -163,9 +163,8 @@ def _check_adapter(folder: Path, base: Any, answers: Answers) -> None:
 
 def compare_answers(found: Answers, due: Answers, network: Any) -> None:
     """Raise CheckpointError if answers differ."""
-    most, errors = rounding(network), {}
-    for task, answer in due.items():
-        errors[task] = float((found[task] - answer).norm() / answer.norm())
+    most = rounding(network)
+    errors = {task: float((found[task] - own).norm() / own.norm()) for task, own in due.items()}
     if off := [f"{task} by {error:.1e}" for task, error in errors.items() if not error <= most]:
         _refuse({f"different logits (limit {most:.1e})": off})
 

@@ -98,12 +98,8 @@ class MixtureChange:
         # The backbone of the skills: that of the run if it was trained.
         self._trained = Weights(saved.folder / "backbone.safetensors") if saved.backbone else None
         self._below = base if self._trained is None else self._trained
-        self._owners = {
-            f"{path}.{part}": path
-            for path in self._layers
-            for part in ("weight", "bias")
-            if f"{path}.{part}" in parameters
-        }
+        parts = ((f"{path}.{part}", path) for path in self._layers for part in ("weight", "bias"))
+        self._owners = {name: path for name, path in parts if name in parameters}
 
     def touches(self, tensor: str) -> bool:
         """Return whether the tensor may have changed."""
