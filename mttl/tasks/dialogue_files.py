@@ -24,11 +24,8 @@ _SPEAKERS = {"Wizard": "assistant", "Apprentice": "user", "S": "assistant", "U":
 _MISTAKES = (LookupError, AttributeError, TypeError, ValueError)  # of malformed records
 # Labels of BEGIN, of which the first that a response has counts.
 _LABELS = {
-    "hallucination": "hallucinated",
-    "partial hallucination": "hallucinated",
-    "uncooperative": "uncooperative",
-    "generic": "generic",
-    "entailment": "faithful",
+    **dict.fromkeys(("hallucination", "partial hallucination"), "hallucinated"),
+    **{"uncooperative": "uncooperative", "generic": "generic", "entailment": "faithful"},
 }
 
 
@@ -185,8 +182,4 @@ def _report(path: str | Path, n_skipped: int, n: int, what: str) -> None:
         _log.info("'%s': skipped %d of %d, %s", path, n_skipped, n, what)
 
 
-DIALOGUES: dict[str, Callable[[str | Path], Records]] = {
-    "wizard": read_wizard,
-    "faithdial": read_faithdial,
-    "dstc": read_dstc,
-}
+DIALOGUES = {"wizard": read_wizard, "faithdial": read_faithdial, "dstc": read_dstc}

@@ -51,8 +51,6 @@ _DIALOGUE = ("history", "knowledge", "response")
 
 @dataclass
 class _Column:
-    """What is known about the values of a column."""
-
     n_empty: int = 0
     n_rows: int = 0
     n_characters: int = 0
@@ -298,18 +296,13 @@ def _flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 def _place(key: str, names: Sequence[str]) -> int:
     """Return the place of a column's name among common ones, or their number."""
-    return min(
-        (names.index(part) for part in key.lower().split(".") if part in names), default=len(names)
-    )
+    places = [names.index(part) for part in key.lower().split(".") if part in names]
+    return min(places, default=len(names))
 
 
 def _output(columns: Mapping[str, _Column]) -> str | None:
     """Return the column of the answers: by name, by few values, or the last."""
-    able = [
-        key
-        for key, one in columns.items()
-        if one.is_text or one.kinds == {list} or one.kinds == {bool}
-    ]
+    able = [key for key, one in columns.items() if one.is_text or one.kinds in ({list}, {bool})]
     known = [key for key in able if _place(key, _OUTPUTS) < len(_OUTPUTS)]
     classes = [key for key in able if columns[key].is_class]
     if known:
