@@ -86,9 +86,8 @@ def task_means(
     """Return the mean of every task over its trainings; NaN for a task without scores."""
     counted = np.arange(values.shape[-1]) < counts[..., None]
     cells = (values * counted).sum(-1) / np.maximum(counts, 1)
-    n_trainings = (counts > 0).sum((-1, -2))
     with np.errstate(invalid="ignore"):
-        return cells.sum((-1, -2)) / n_trainings
+        return cells.sum((-1, -2)) / (counts > 0).sum((-1, -2))
 
 
 def mean_over_tasks(cells: Cells) -> float:
@@ -105,8 +104,7 @@ def draw_means(
     # A fold with fewer seeds than others draws as many as it has.
     drawn_seeds = np.arange(most_seeds) < n_seeds[:, None]
     own = np.arange(n_own)[:, None]
-    found = []
-    left = n_draws
+    found, left = [], n_draws
     while left:
         n = min(left, max(1, MOST_NUMBERS // values.size))
         left -= n

@@ -34,10 +34,7 @@ def tree_joints(
 
 
 def category_agreement(
-    similarity: Float[np.ndarray, "T T"],
-    categories: Sequence[str],
-    *,
-    n_permutations: int = 1000,
+    similarity: Float[np.ndarray, "T T"], categories: Sequence[str], *, n_permutations: int = 1000
 ) -> PermutationTest:
     """Return the adjusted mutual information of task clusters and categories, with its baseline.
 

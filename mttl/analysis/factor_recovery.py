@@ -52,9 +52,7 @@ def factor_recovery(
     The use of each skill by each task is a probability or a weight; heads count as groups.
     ``factors`` has the value of every task by name of the factor.
     """
-    labels = {
-        name: np.unique(list(values), return_inverse=True)[1] for name, values in factors.items()
-    }
+    labels = {name: np.unique(list(own), return_inverse=True)[1] for name, own in factors.items()}
     known, ranks = np.stack([*labels.values()]), _ranks(use)
     recovered: dict[str, FactorRecovery | None] = {}
     for number, (name, own) in enumerate(labels.items()):

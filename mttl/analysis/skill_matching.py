@@ -118,5 +118,4 @@ def _assign(
     from scipy.optimize import linear_sum_assignment
 
     pairs = np.array([linear_sum_assignment(-table)[1] for table in correlations])
-    values = np.take_along_axis(correlations, pairs[:, :, None], axis=2)
-    return pairs, values.mean((1, 2))
+    return pairs, np.take_along_axis(correlations, pairs[:, :, None], axis=2).mean((1, 2))

@@ -78,8 +78,7 @@ def layer_statistics(probabilities: Float[np.ndarray, "G T K"]) -> Float[np.ndar
 
 def stack_of(group: str) -> str:
     """Return ``encoder`` or ``decoder`` for a group inside one of them, else ``""``."""
-    parts = re.split(r"[./]", group)
-    return next((stack for stack in STACKS if stack in parts), "")
+    return next((stack for stack in STACKS if stack in re.split(r"[./]", group)), "")
 
 
 def stacks_of(groups: Sequence[str]) -> list[str]:
@@ -105,10 +104,9 @@ def effective_skills_over_training(
     It follows from mixing weights, since normalising a row does not change it.
     """
     use = torch.from_numpy(np.asarray(weights, dtype=np.float64)).clamp_min(0)
-    numbers = np.array(
-        [[effective_skills(row[None, :, None]).mean() for row in step] for step in use]
-    )  # (S, G)
-    means = stack_means(numbers.T, groups)
+    # (S, G)
+    numbers = [[effective_skills(row[None, :, None]).mean() for row in step] for step in use]
+    means = stack_means(np.array(numbers).T, groups)
     return {EFFECTIVE if name == ALL else f"{name}/{EFFECTIVE}": row for name, row in means.items()}
 
 

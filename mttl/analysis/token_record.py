@@ -174,12 +174,11 @@ def write_token_record(
         return START if token == counts.n_tokens else text_of(token)
 
     rows = [_layer(counts.bigrams(layer), text) for layer in range(len(layers))]
-    totals = counts.tasks.sum((1, 2))
     arrays: dict[str, Any] = {
         "layers": np.array(layers),
         "tasks": np.array(tasks),
         "counts": counts.tasks,
-        "dropped": counts.dropped / np.maximum(totals, 1),
+        "dropped": counts.dropped / np.maximum(counts.tasks.sum((1, 2)), 1),
         "task_bits": np.array([mutual_information(table) for table in counts.tasks]),
         "expert_bits": load_entropy(counts.tasks.sum(1)) * np.log2(counts.n_experts),
         **{name: np.array([row[name] for row in rows]) for name in rows[0]},
@@ -213,8 +212,7 @@ def _layer(bigrams: Bigrams, text: Callable[[int], str]) -> Mapping[str, Any]:
 
 
 def _commonest(counts: np.ndarray) -> list[int]:
-    order = np.argsort(-counts, kind="stable")[:N_TOP]
-    return [int(place) for place in order if counts[place]]
+    return [int(place) for place in np.argsort(-counts, kind="stable")[:N_TOP] if counts[place]]
 
 
 def read_token_record(folder: str | Path) -> TokenRoutingRecord | None:

@@ -75,9 +75,7 @@ def ablate(run: Path, out: Path, options: Namespace) -> None:
         layers = study.groups if options.per_group else [ALL_LAYERS]
         off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
         switches, status = [DisabledSkill(ALL_LAYERS, NONE), *off], make_console(stderr=True)
-        results.run(
-            switches, lambda switch, _: study.measure(switch), status, doing="switching off"
-        )
+        results.run(switches, lambda job, _: study.measure(job), status, doing="switching off")
         study.write(out / "ablation.npz", results, layers)
 
 
@@ -114,8 +112,7 @@ class _Study:
         """Return the tasks that use the skill; all tasks if routing depends on the text."""
         if switch.skill == NONE or self.module.model.router.reads_text:
             return list(range(self.weights.shape[1]))
-        off = self.cells(switch) == 0
-        return np.flatnonzero(self.weights.swapaxes(1, 2)[off].any(0)).tolist()
+        return np.flatnonzero(self.weights.swapaxes(1, 2)[self.cells(switch) == 0].any(0)).tolist()
 
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Return losses, and scores if requested, with a skill switched off."""
@@ -124,11 +121,7 @@ class _Study:
         answers: dict[int, list[Prediction]] = {task: [] for task in users}
         router = self.module.model.router
         cells = torch.from_numpy(self.cells(switch))
-        with (
-            torch.no_grad(),
-            self.built.autocast(),
-            switched_off(router, cells, share=self.share),
-        ):
+        with torch.no_grad(), self.built.autocast(), switched_off(router, cells, share=self.share):
             for batch in self.data.evaluation_dataloader("dev", users) if users else ():
                 batch = self.module.transfer_batch_to_device(batch, self.module.device, 0)
                 found, labels, _ = self.module.nll(batch)

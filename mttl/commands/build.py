@@ -160,8 +160,7 @@ def print_outcomes(outcomes: "Sequence[Outcome]") -> None:
     details = []
     for outcome in outcomes:
         colour = COLOURS.get(outcome.status, "red")
-        words = [*(["existed"] if outcome.skipped else []), *filter(None, [outcome.detail])]
-        detail = "; ".join(words)
+        detail = "; ".join(filter(None, ["existed" * outcome.skipped, outcome.detail]))
         if "://" in detail:  # a cell would break an address
             details.append(f"{outcome.task}: {detail}")
             detail = "see below"

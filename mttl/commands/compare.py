@@ -46,8 +46,7 @@ def _declare(parser: CommandParser) -> None:
     add("seeds_of_one", nargs="*", type=Path, metavar="RUN", help=help)
     help = f"methods to train (all), of {', '.join(METHODS)}; "
     help += f"for policies of {', '.join(POLICY_METHODS)}"
-    known = METHODS | POLICY_METHODS
-    add("--methods", nargs="+", choices=known, metavar="METHOD", help=help)
+    add("--methods", nargs="+", choices=METHODS | POLICY_METHODS, metavar="METHOD", help=help)
     help = "custom method with its configuration; may be repeated"
     add("--method", action="append", default=[], metavar="NAME=FILE[+FILE...]", help=help)
     help = "methods with finished runs; shipped methods are then trained only with --methods"

@@ -20,6 +20,7 @@ from mttl.io.errors import CheckpointError, ConfigError, raised_as
 from mttl.io.files import new_folder
 from mttl.io.reading import require_file
 from mttl.runtime.command import make_console, say
+from mttl.runtime.processes import device_of
 from mttl.runtime.progress_bar import counting
 from mttl.tasks.folder import SPLITS, Gym
 
@@ -95,16 +96,13 @@ def score(
     headed: "Mapping[str, SparseSkill]",
 ) -> None:
     """Answer a task and print its score; ``headed`` are the skills with a head."""
-    import torch
-
     from mttl.inference.predictor import answer_prompts
     from mttl.metrics.crossfit import score_answers
     from mttl.models.backbone import is_decoder_only
 
     task, split, decoder_only = options.score, options.split, is_decoder_only(model)
     rows, form = gym.rows(task, split, options.sample), prompt_form(options, gym, task)
-    if torch.cuda.is_available():
-        torch.nn.Module.cuda(model)
+    model.to(device_of())  # type: ignore[arg-type]
     heads = read_head(task, gym.head(task), model, headed)
     with counting(make_console(stderr=True), "answering", len(rows)) as count:
         if heads is not None:

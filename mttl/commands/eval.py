@@ -78,9 +78,8 @@ def main(options: argparse.Namespace) -> None:
         log_samples=False,
     )
     if options.out is not None:
-        write_text(
-            options.out, json.dumps(found, indent=2, default=tools.handle_non_serializable) + "\n"
-        )
+        text = json.dumps(found, indent=2, default=tools.handle_non_serializable)
+        write_text(options.out, text + "\n")
     for part in filter(found.get, ("results", "groups")):
         make_console().print(tools.make_table(found, part), markup=False, soft_wrap=True)
 

@@ -23,8 +23,7 @@ from mttl.runtime.libraries import check_libraries
 
 
 def _declare(parser: CommandParser) -> None:
-    runs = parser.read
-    runs.add_argument("runs", nargs="+", metavar="RUN", help="folders of finished runs")
+    parser.read.add_argument("runs", nargs="+", metavar="RUN", help="folders of finished runs")
     parser.add_adapted()
     served = parser.group("served")
     help = "serve the page, with a form to query the run"

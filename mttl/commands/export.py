@@ -121,8 +121,7 @@ def main(options: argparse.Namespace) -> None:
             export.adapter.write(folder)
             if export.adapter.library == "peft":
                 bare = strip(built.model)
-                base_model = export.network or bare.backbone
-                check_written(folder, base_model, export.answers)
+                check_written(folder, export.network or bare.backbone, export.answers)
                 unfold(bare)
             if export.network is not None:
                 export.network.config.pad_token_id = pad_id_of(built.tokenizer)

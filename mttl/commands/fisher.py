@@ -70,8 +70,7 @@ def main(options: argparse.Namespace) -> None:
 
     def targets(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         made = likelihood_batch(model, {key: value.to(device) for key, value in batch.items()})
-        drawn = options.labels == "sampled"
-        return sample_targets(model, made, generator) if drawn else made
+        return sample_targets(model, made, generator) if options.labels == "sampled" else made
 
     with (
         counting(make_console(stderr=True), "rows", n_rows) as count,

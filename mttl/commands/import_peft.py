@@ -100,12 +100,10 @@ def import_poly(folders: "Sequence[PeftFolder]", options: argparse.Namespace) ->
     first = next(iter(poly.values()))
     tasks = named(options, [f"task{number}" for number in range(len(first.logits))])
     layers = {path: (layer.down, layer.up) for path, layer in poly.items()}
-    skills = imported_skills(
-        layers, n_heads=first.logits.shape[1], scale=1 / first.down.shape[2], mix="factors"
-    )
+    n_heads, rank = first.logits.shape[1], first.down.shape[2]
+    skills = imported_skills(layers, n_heads=n_heads, scale=1 / rank, mix="factors")
     sections = {"skills": skills, "router": router_section("polytropon")}
-    logits = {path: layer.logits for path, layer in poly.items()}
-    return layers, tasks, sections, {"logits": logits}
+    return layers, tasks, sections, {"logits": {path: layer.logits for path, layer in poly.items()}}
 
 
 def import_mixlora(folders: "Sequence[PeftFolder]", options: argparse.Namespace) -> "Import":
@@ -146,12 +144,9 @@ def import_loras(folders: "Sequence[PeftFolder]", options: argparse.Namespace) -
     adapters = [read_lora(folder, scaled=common is None) for folder in folders]
     tasks = named(options, [folder.path.resolve().name for folder in folders])
     layers = stack_members(adapters)
-    private = options.router != "polytropon"
-    scaling = common or {"scale": 1.0}
+    private, mix = options.router != "polytropon", options.mix or "outputs"
     sections = {
-        "skills": imported_skills(
-            layers, mix=options.mix or "outputs", per_task=private, **scaling
-        ),
+        "skills": imported_skills(layers, mix=mix, per_task=private, **common or {"scale": 1.0}),
         "router": router_section("private" if private else "polytropon"),
     }
     return layers, tasks, sections, {}

@@ -51,8 +51,7 @@ def add(options: argparse.Namespace) -> None:
     members = []
     for member in found.members:
         name = (options.name or "*").replace("*", member.card.name)
-        card = member.card.model_copy(update={"name": name, **given})
-        members.append(replace(member, card=card))
+        members.append(replace(member, card=member.card.model_copy(update={"name": name, **given})))
     problems = found.problems
     base = library.base if library else None
     named = [member.card.base["name"] for member in members]
@@ -115,8 +114,7 @@ def base_network(base: "BaseModel", options: argparse.Namespace) -> "PreTrainedM
     from mttl.config.backbone_schema import Pretrained
 
     try:
-        backbone = Pretrained(kind="pretrained", name=base.name)
-        return build_backbone(backbone, empty=options.no_probe)
+        return build_backbone(Pretrained(kind="pretrained", name=base.name), empty=options.no_probe)
     except ConfigError as error:
         say(f"Answers are not checked: {error}", stderr=True)
         return None
@@ -147,8 +145,7 @@ def remove(library: "Library", options: argparse.Namespace) -> None:
     """Remove members."""
     from mttl.library.library_folder import remove_members
 
-    names = remove_members(library.folder, options.members)
-    say(f"removed: {', '.join(names)}")
+    say(f"removed: {', '.join(remove_members(library.folder, options.members))}")
 
 
 def run(library: "Library", options: argparse.Namespace) -> None:
@@ -239,8 +236,7 @@ def cluster(library: "Library", options: argparse.Namespace) -> None:
 
     console = make_console()
     members = [library.member(name) for name in library.chosen(options.members)]
-    changes = [member.changes for member in members]
-    products = clusters.inner_products(changes, by=options.by)
+    products = clusters.inner_products([member.changes for member in members], by=options.by)
     points, seed, scores = clusters.embedded(products, options.components), options.seed, {}
     if options.clusters:
         labels = clusters.k_means(points, options.clusters, seed=seed)

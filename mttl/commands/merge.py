@@ -17,8 +17,7 @@ from mttl.runtime.progress_bar import counting_bar
 
 def _declare(parser: CommandParser) -> None:
     parser.read.add_argument("recipe", metavar="RECIPE", help="YAML file of the recipe")
-    help = "output folder (out in the recipe)"
-    parser.written.add_argument("--out", metavar="DIR", help=help)
+    parser.written.add_argument("--out", metavar="DIR", help="output folder (out in the recipe)")
     parser.add_no_probe()
 
 

@@ -26,8 +26,6 @@ class _Trust(argparse.Action):
 
 
 class _ShowSettings(argparse.Action):
-    """Prints the settings of a section and exits."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
         from mttl.config.reference import reference
 
@@ -44,9 +42,8 @@ class _Names(argparse.Action):
 
 def _new_path(text: str) -> Path:
     if Path(text).exists():
-        raise argparse.ArgumentTypeError(
-            f"'{text}' already exists; choose another path or remove it"
-        )
+        words = f"'{text}' already exists; choose another path or remove it"
+        raise argparse.ArgumentTypeError(words)
     return Path(text)
 
 
@@ -103,8 +100,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_adapted(self, *, required: bool = False, more: str = "") -> None:
         """Add ``--adapted`` for adapted tasks of a run, and ``--backbone``."""
         help = f"folders of adapted tasks (from mttl adapt --save){more}"
-        add = self.read.add_argument
-        add("--adapted", **LIST, required=required, metavar="DIR", help=help)
+        self.read.add_argument("--adapted", **LIST, required=required, metavar="DIR", help=help)
         self.add_backbone()
 
     def add_address(self, title: str) -> None:

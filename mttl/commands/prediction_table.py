@@ -77,7 +77,10 @@ def prediction_table(options: Namespace) -> None:
         built.require(answers="mttl predict")
     models = {name: (built, name) for name, built in loaded.items()}
     options.task = options.task or (next(iter(models)) if len(models) == 1 else None)
-    _combine(rows, options.task, models)
+    for name in dict.fromkeys(str(row.get("task") or options.task) for row in rows):
+        if is_combined(name):
+            with raised_as(TaskError, f"the task '{name}'", TaskError):
+                models[name] = combined(name, partial(_find, models))
     asked, lacking = _with_inputs(rows, options, models, place)
     check_questions(asked, place, lacking)
     names = _tasks_of(asked, options.task, models, place)
@@ -98,9 +101,7 @@ def prediction_table(options: Namespace) -> None:
     if kind in WORD_FORMATS:
         check_words(kind, names[0], heads.get(task))
     _check_choices(choices, options.search, place, [name and models[name][0] for name in names])
-    metrics = {
-        name: options.metric or [of_run.get(own, "exact")] for name, (_, own) in models.items()
-    }
+    metrics = {n: options.metric or [of_run.get(own, "exact")] for n, (_, own) in models.items()}
     new = [ANSWER, *[PROBABILITIES] * chooses, *[UNANSWERED] * bool(n_empty)]
     columns = [*(name for name in rows[0] if name not in new), *new]
     header, size = format_header(columns, kind), options.batch_size * CHUNK
@@ -133,8 +134,7 @@ def prediction_table(options: Namespace) -> None:
             keep_settings(hidden / "settings.yaml", yaml12.dump(settings), problem, advice)
         starts, status = range(0, len(rows), size), make_console(stderr=True)
         results.run(starts, lambda start, _: answer(start), status, doing="answering")
-        parts = sorted(results.finished.items())
-        found = [row for _, part in parts for row in part.rows]
+        found = [row for _, part in sorted(results.finished.items()) for row in part.rows]
         done = [row | own for row, own in zip(rows, found, strict=True)]
         if kind in WORD_FORMATS:
             texts, answers = [row["words"] for row in rows], [row[ANSWER] for row in found]
@@ -154,14 +154,6 @@ def _find(models: Models, name: str) -> tuple[Built, str]:
         advice = "Load adapted tasks with --adapted DIR"
         raise TaskError(f"unknown task '{name}'.{nearest(name, models)} {advice}")
     return models[name]
-
-
-def _combine(rows: Rows, task: str | None, models: dict[str, tuple[Built, str]]) -> None:
-    """Add the mixtures and sums of logits that are named."""
-    for name in dict.fromkeys(str(row.get("task") or task) for row in rows):
-        if is_combined(name):
-            with raised_as(TaskError, f"the task '{name}'", TaskError):
-                models[name] = combined(name, partial(_find, models))
 
 
 def _answer(
@@ -201,10 +193,7 @@ def _answer(
 
 
 def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> tuple[Rows, str]:
-    """Return the rows with inputs and right answers by the given or the run's templates.
-
-    The text is a template whose columns a row lacks, by default that of the column ``input``.
-    """
+    """Return the rows with inputs and right answers, and a template whose columns a row lacks."""
     given = None if options.template is None else RecordTemplate(input=options.template)
     known = {name: model.form.task_templates.get(task) for name, (model, task) in models.items()}
     asked, lacking = [], "{input}"
@@ -245,8 +234,7 @@ def _check_choices(
     checked = set()
     for number, (given, model) in enumerate(zip(choices, models, strict=True), 1):
         if model and given and (kind := (id(model), *given)) not in checked:
-            where = f"{place}, row {number}"
-            model.choice_ids(given, where)
+            model.choice_ids(given, f"{place}, row {number}")
             checked.add(kind)
 
 

@@ -89,7 +89,6 @@ def _adaptation(path: Path) -> str:
 
 
 def _in_use(lock: Path) -> bool:
-    """Return whether another process holds a lock."""
     if lock.is_file():
         with suppress(OSError):  # of another user
             try:

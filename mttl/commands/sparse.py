@@ -129,10 +129,9 @@ def main(options: argparse.Namespace) -> None:
     skill.save(out)
     state.unlink(missing_ok=True)
     share = 100 * skill.n_entries / sum(value.numel() for value in model.parameters())
-    size = out.stat().st_size / 1024
     make_console().print(
         f"{skill.n_entries:,} entries in {len(skill.changes)} tensors, {share:.2f} % of the model; "
-        f"{size:,.0f} KiB in {out}"
+        f"{out.stat().st_size / 1024:,.0f} KiB in {out}"
     )
 
 
@@ -155,8 +154,7 @@ def new_head(
     labels = list(dict.fromkeys(label for form in forms.values() for label in form.labels))
     form = forms[tasks[0]].model_copy(update={"labels": labels})
     freeze_unread(model)
-    heads = build_heads({"": form}, [""], settings, model)
-    return SkillHead(form=form, settings=settings), heads
+    return SkillHead(form=form, settings=settings), build_heads({"": form}, [""], settings, model)
 
 
 def prompt_form(options: argparse.Namespace, gym: Gym, task: str) -> "PromptForm":

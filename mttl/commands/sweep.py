@@ -71,8 +71,7 @@ def main(options: argparse.Namespace) -> None:
                 merge_models(recipes[job], model)
             with raised_as(ConfigError, f"'{sweep.run}' has another backbone", RuntimeError):
                 built.model.backbone.load_state_dict(load_pretrained(model).state_dict())
-        texts = [str(row["input"]) for row in rows]
-        answers = built.predict(sweep.task, texts, **sweep.generation)
+        answers = built.predict(sweep.task, [str(row["input"]) for row in rows], **sweep.generation)
         return Answered(job=job, rows=[{ANSWER: answer} for answer in answers])
 
     kept = sweep.model_dump(mode="json", exclude={"methods", "metrics"}) | {"split": split}

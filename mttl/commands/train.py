@@ -48,16 +48,14 @@ def main(options: argparse.Namespace) -> None:
         files.append(router if router.endswith(".yaml") else f"router/{router}")
     given = task_overrides(options.tasks)
     if options.backbone is not None:
-        kind = "backbone.kind=pretrained"
-        given += [kind, f"backbone.name={json.dumps(options.backbone)}"]
+        given += ["backbone.kind=pretrained", f"backbone.name={json.dumps(options.backbone)}"]
     origins: dict[str, str] = {}
     config: Any = load_any_config("+".join(files), [*given, *options.override], origins=origins)
     if options.print_config:
         from mttl.config.load import listed_config
         from mttl.runtime.command import make_console
 
-        text = listed_config(config, origins)
-        make_console().print(text, markup=False, soft_wrap=True)
+        make_console().print(listed_config(config, origins), markup=False, soft_wrap=True)
         if not options.dry_run:
             return
     check_training(config, resume=options.resume)

@@ -176,8 +176,7 @@ def train(config: Config, *, resume: bool = False) -> None:
             n_generated = len(tasks) - len(options)
             console.print(f"scored options: {len(options)} tasks; generated: {n_generated}")
         console.print(report.attachment_table(built.attachment, built.model, built.token_layers))
-    start = folder.last if step else None
-    trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
+    trainer.fit(module, datamodule=data, ckpt_path=folder.last if step else None, weights_only=True)
 
     # Write scores, baselines, answers and the inventory.
     if folder.best.is_file():  # absent without validation
@@ -189,9 +188,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     for split in config.data.evaluate:
         rows = predict(trainer, module, data.evaluation_dataloader(split))
         results += score(rows, metrics, split, config.run.seed)
-        baselines[split] = report.baseline_results(
-            gym, metrics, split, config.data, config.run.seed
-        )
+        given = gym, metrics, split, config.data, config.run.seed
+        baselines[split] = report.baseline_results(*given)
         if trainer.is_global_zero:
             write_predictions(folder.predictions, rows, tasks, split)
         show_answers(trainer, split, tasks, rows)

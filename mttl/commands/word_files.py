@@ -43,9 +43,8 @@ def write_words(
     options: Namespace, format: str, head: HeadForm, texts: Sequence[str], answers: Sequence[str]
 ) -> None:
     """Write a copy of the input file with the answers; words that were cut have the tag ``_``."""
-    lacking = [
-        len(text.split()) - len(answer.split()) for text, answer in zip(texts, answers, strict=True)
-    ]
+    pairs = zip(texts, answers, strict=True)
+    lacking = [len(text.split()) - len(answer.split()) for text, answer in pairs]
     if cut := sum(lacking):
         say(f"{cut:,} words beyond data.max_input_length have the tag _", stderr=True)
     whole = [answer + " _" * n for answer, n in zip(answers, lacking, strict=True)]

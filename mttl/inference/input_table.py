@@ -35,8 +35,7 @@ def parse_rows_of(text: str, kind: str, place: str) -> Rows:
     delimiter = "\t" if kind == "tsv" else delimiter_of(text.partition("\n")[0])
     advice = "Correct the table (quotes work only in CSV), or use JSONL"
     form = {"delimiter": delimiter, "quoted": kind == "csv", "advice": advice}
-    rows = table_rows(text, place, TaskError, **form)
-    return [row for _, row in rows]
+    return [row for _, row in table_rows(text, place, TaskError, **form)]
 
 
 def read_rows(path: str | None, kind: str | None = None) -> tuple[Rows, str]:

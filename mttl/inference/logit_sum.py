@@ -39,8 +39,7 @@ class AddedLogits:
                 logits, _ = repeated_logits(*given, labels, pad_id)
                 return logits.unflatten(0, labels.shape)[:, -1]
             if self.read is None:
-                n = len(answers) // len(self.prompts)
-                self.read = ReadPrompts(*given, n, pad_id)
+                self.read = ReadPrompts(*given, len(answers) // len(self.prompts), pad_id)
             return self.read.next_logits(answers)
 
 
@@ -69,5 +68,4 @@ class LogitSum(LogitsProcessor):
             logits: Any = each.after(answers).to(scores)
             n_real = min(n_real, logits.shape[1])  # vocabularies may be padded differently
             total = total[:, :n_real] + each.weight * logits[:, :n_real]
-        room = scores.shape[1] - n_real
-        return functional.pad(total.log_softmax(1), (0, room), value=-torch.inf)
+        return functional.pad(total.log_softmax(1), (0, scores.shape[1] - n_real), value=-torch.inf)

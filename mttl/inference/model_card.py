@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from mttl.data.chat_encoder import on_day
 from mttl.data.collate import pad_id_of
-from mttl.data.encode import Frame
 from mttl.data.prompt_form import PromptForm
 from mttl.inference.predictor import Predictor
 from mttl.io.errors import CheckpointError
@@ -135,8 +134,7 @@ def scores_of(run: str | Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
     for folder in (Path(run), Path(run).parent):
         results = folder / "results.csv"
         if results.is_file():
-            columns = ["task", "split", "metric", "score", "n"]
-            rows = read_table(results, CheckpointError, columns)
+            rows = read_table(results, CheckpointError, ["task", "split", "metric", "score", "n"])
             wanted = {*tasks, "mean"} if len(tasks) > 1 else {*tasks}
             return [row for row in rows if row["task"] in wanted]
     return []
@@ -156,7 +154,7 @@ def question_template(
     tokenizer merges a decoder-only model's line break with the preceding text, no template can, and
     the ids have to be joined by code.
     """
-    frames: dict[str, Frame] = {}
+    frames: dict[str, dict[str, Any]] = {}
     prompt_prefixes: dict[str, str] = {}
     wanted: dict[str, list[list[int]]] = {}
     ends: tuple[list[int], list[int]] = [], []
@@ -165,7 +163,7 @@ def question_template(
         encoder = whole.encoder(tokenizer, decoder_only=decoder_only)
         prompt_prefix = form.prompt_prefix(task)
         frame = encoder.frame(*prompt_prefix[1:3])
-        frames[task] = frame._replace(head=frame.head + prompt_prefix.text)
+        frames[task] = frame._replace(head=frame.head + prompt_prefix.text)._asdict()
         prompt_prefixes[task] = encoder.leading_space + prompt_prefix.text
         probes = [prompt_prefix.text + probe for probe in _PROBES]
         wanted[task] = encoder.prompts(probes, [prompt_prefix] * len(probes))
@@ -173,7 +171,9 @@ def question_template(
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]  # inputs of `generate`
     day = next(iter(forms.values())).date
-    for template in (on_day(tokenizer.chat_template, day), _template(frames), None):
+    # For one input, optionally with its answer.
+    made = f"{{%- set frames = {_quoted(frames)} -%}}\n{_read('chat.jinja')}"
+    for template in (on_day(tokenizer.chat_template, day), made, None):
         tokenizer.chat_template = template
         if template and all(_prompts(tokenizer, task) == ids for task, ids in wanted.items()):
             break
@@ -187,12 +187,6 @@ def _prompts(tokenizer: PreTrainedTokenizerBase, task: str) -> list[list[int]] |
         return apply(asked, add_generation_prompt=True, task=task)["input_ids"]
     except Exception:  # other templates may need any arguments
         return None
-
-
-def _template(frames: Mapping[str, Frame]) -> str:
-    """Return a chat template for one input, optionally with its answer."""
-    tasks = {task: frame._asdict() for task, frame in frames.items()}
-    return f"{{%- set frames = {_quoted(tasks)} -%}}\n{_read('chat.jinja')}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,6 @@ def in_batches(
 
 
 def _of_each(what: str, given: Any, texts: Sequence[object], *, shared: bool) -> list[Any]:
-    """Return what is given for each text."""
     found = [given] * len(texts) if shared else list(given)
     if len(found) != len(texts):
         raise TaskError(
@@ -91,9 +90,8 @@ def answer_prompts(
     """
 
     def answered(rows: list[int]) -> Iterable[Sequence[str]]:
-        batch = padded_inputs(
-            [prompts[row] for row in rows], pad_id_of(tokenizer), left=decoder_only
-        )
+        asked = [prompts[row] for row in rows]
+        batch = padded_inputs(asked, pad_id_of(tokenizer), left=decoder_only)
         found = generate_texts(
             partial(generate, rows),
             tokenizer,
@@ -393,8 +391,7 @@ class Predictor:
         ids = [known[tuple(own)] for own in of_each]
         if not ids:
             return []
-        prompts = run.prompts(inputs, prefixes)
-        return run.choose_encoded(task_ids, prompts, ids, **how)
+        return run.choose_encoded(task_ids, run.prompts(inputs, prefixes), ids, **how)
 
     def choose_encoded(
         self,
@@ -437,8 +434,7 @@ class Predictor:
             on_rows(sum(map(len, found)))
             return found
 
-        n_prompts = max(1, batch_size // max(map(len, ids)))
-        return in_batches([*map(len, prompts)], n_prompts, scored)
+        return in_batches([*map(len, prompts)], max(1, batch_size // max(map(len, ids))), scored)
 
     def choice_ids(self, choices: Sequence[str], place: str) -> dict[str, list[int]]:
         """Return the ids of choices, truncated as in training.
@@ -507,10 +503,7 @@ class Predictor:
         weights: Mapping[str, float],
         batch_size: int,
     ) -> list[str]:
-        """Return the best candidate of each row, ``given`` the ids of tasks and prompts.
-
-        See `mttl.inference.reranking`.
-        """
+        """Return each row's best candidate (`reranking`), ``given`` ids of tasks and prompts."""
         rows = [list(dict.fromkeys(filter(None, own))) or [""] for own in candidates]
         ids = [self.encoder.answers(own) for own in rows]
         totals = self.option_scores(*given, ids, batch_size=batch_size)

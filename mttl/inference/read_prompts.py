@@ -87,9 +87,8 @@ class ReadPrompts:
         inputs = {name: value.to(task_ids.device) for name, value in padded.items()}
         self.first: Float[Tensor, "R V"] | None = None
         self._model, self._pad_id = model, pad_id
-        self._routing = model.route(
-            task_ids, inputs=inputs, expansion=n, reuse_merged=not torch.is_grad_enabled()
-        )
+        reuse = not torch.is_grad_enabled()
+        self._routing = model.route(task_ids, inputs=inputs, expansion=n, reuse_merged=reuse)
         mask, backbone = inputs["attention_mask"], model.backbone
         self._mask = mask.repeat_interleave(n, 0)
         with model.slot.use(self._routing):
@@ -99,9 +98,8 @@ class ReadPrompts:
                 return
             lasts = torch.arange(1, len(mask) + 1, device=mask.device) * mask.shape[1] - 1
             positions = (mask.cumsum(1) - 1).clamp_min(0)
-            logits, found = run_at(
-                backbone, lasts, **inputs, position_ids=positions, use_cache=True
-            )
+            given: dict[str, Any] = {**inputs, "position_ids": positions, "use_cache": True}
+            logits, found = run_at(backbone, lasts, **given)
         self.first = logits.float().repeat_interleave(n, 0)
         self._cache = getattr(found, cache_argument(backbone))
         self._cache.batch_repeat_interleave(n)

@@ -75,8 +75,7 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
     """
     named = gym.options(task)
     if named:
-        place = f"'{gym.directory / 'TASKS.csv'}', options of '{task}'"
-        return check_choices(named, place)
+        return check_choices(named, f"'{gym.directory / 'TASKS.csv'}', options of '{task}'")
     if (template := gym.template(task)) and template.dialogue:
         return []
     found: set[str] = set()

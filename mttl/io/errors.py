@@ -47,10 +47,7 @@ class StopRequested(Exception):
 
 @contextmanager
 def raised_as(
-    error: type[Exception],
-    place: str,
-    *causes: type[Exception],
-    text: Callable[[Any], str] = str,
+    error: type[Exception], place: str, *causes: type[Exception], text: Callable[[Any], str] = str
 ) -> Iterator[None]:
     """Convert errors of the classes ``causes`` into an ``error`` with the place in its message."""
     try:

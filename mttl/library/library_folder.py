@@ -98,8 +98,7 @@ class Library(Record):
 
 def open_library(folder: str | Path) -> Library:
     """Return the library in a folder; CheckpointError if there is none in this format."""
-    library = Library.read(check_library(folder))
-    return library.model_copy(update={"folder": Path(folder)})
+    return Library.read(check_library(folder)).model_copy(update={"folder": Path(folder)})
 
 
 def is_library(folder: str | Path) -> bool:

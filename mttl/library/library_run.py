@@ -110,16 +110,14 @@ def with_members(
                 f"router.kind average (run.start, run.freeze_skills), use {', '.join(ROUTERS)}, or "
                 "a section moe, whose tokens choose among members"
             )
-        skills = imported_skills(
-            layers, mix=mix, per_task=router in ("private", "retrieval"), scale=1.0
-        )
+        per_task = router in ("private", "retrieval")
+        skills = imported_skills(layers, mix=mix, per_task=per_task, scale=1.0)
         return config.model_copy(update={"skills": skills})
     if config.skills.kind != "none":
         raise ConfigError(
             "with a section moe, members are experts of tokens: set skills.kind: none"
         )
-    own = getattr(moe.experts, "shared_down", True)
-    if own or moe.every != 1 or moe.stacks is not None:
+    if getattr(moe.experts, "shared_down", True) or moe.every != 1 or moe.stacks is not None:
         raise ConfigError(
             "members are low-rank and have their own layers: set moe.experts.kind: lora, and leave "
             "out its shared_down, moe.every and moe.stacks"

@@ -52,11 +52,7 @@ def prepare_members(config: Config, imported: Built) -> None:
 
 
 def train_gates(
-    module: TextToTextModule,
-    batches: Iterable[Mapping[str, Any]],
-    *,
-    n_steps: int,
-    lr: float,
+    module: TextToTextModule, batches: Iterable[Mapping[str, Any]], *, n_steps: int, lr: float
 ) -> None:
     """Train only the gates of all members, jointly.
 

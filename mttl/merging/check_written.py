@@ -42,8 +42,7 @@ def check_written(folder: Path, network: Any, answers: Answers, like: Path | Non
     from the folder. ``like`` is a folder of a model whose wrong tensors are allowed.
     """
     if isinstance(network, Built):
-        found = task_answers(network.model, network.tasks)
-        compare_answers(found, answers, network.model.backbone)
+        compare_answers(task_answers(network.model, network.tasks), answers, network.model.backbone)
     elif (folder / "adapter_config.json").is_file():
         _check_adapter(folder, network, answers)
     else:
@@ -87,9 +86,7 @@ def logits(backbone: Any, ask: Callable[..., Any] | None = None) -> Float[Tensor
 
 
 def mixture_answer(
-    model: SkilledModel,
-    mixing: Float[Tensor, "G H K"],
-    ask: Callable[[Any], Tensor] = logits,
+    model: SkilledModel, mixing: Float[Tensor, "G H K"], ask: Callable[[Any], Tensor] = logits
 ) -> Float[Tensor, "1 L V"]:
     """Return the logits of a model with one mixture for any task; ``ask`` computes them."""
     task = torch.zeros(1, dtype=torch.long, device=mixing.device)
@@ -166,9 +163,8 @@ def _check_adapter(folder: Path, base: Any, answers: Answers) -> None:
 
 def compare_answers(found: Answers, due: Answers, network: Any) -> None:
     """Raise CheckpointError if answers differ."""
-    most, errors = rounding(network), {}
-    for task, answer in due.items():
-        errors[task] = float((found[task] - answer).norm() / answer.norm())
+    most = rounding(network)
+    errors = {task: float((found[task] - own).norm() / own.norm()) for task, own in due.items()}
     if off := [f"{task} by {error:.1e}" for task, error in errors.items() if not error <= most]:
         _refuse({f"different logits (limit {most:.1e})": off})
 

@@ -77,9 +77,8 @@ def setting_differences(base: Path, other: Path) -> list[str]:
         if ours.get(key) != theirs.get(key)
     ]
     tokens = [_vocabulary(folder / "tokenizer.json") for folder in (base, other)]
-    words = (
-        ["tokenizer.json has another vocabulary"] if all(tokens) and tokens[0] != tokens[1] else []
-    )
+    differ = all(tokens) and tokens[0] != tokens[1]
+    words = ["tokenizer.json has another vocabulary"] if differ else []
     return grouped({"different settings": differing, "tokenizer": words})
 
 

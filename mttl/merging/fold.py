@@ -114,12 +114,8 @@ def require_weights(path: str, layer: SkilledLayer) -> SkilledLinear:
 
 
 def _replace(backbone: nn.Module, plain: dict[SkilledLayer, nn.Module]) -> FoldedBackbone:
-    # A layer may have several paths.
-    replaced = {
-        path: module
-        for path, module in backbone.named_modules(remove_duplicate=False)
-        if isinstance(module, SkilledLayer)
-    }
+    modules = backbone.named_modules(remove_duplicate=False)  # a layer may have several paths
+    replaced = {path: module for path, module in modules if isinstance(module, SkilledLayer)}
     for path, layer in reversed(replaced.items()):
         backbone.set_submodule(path, plain[layer])
     return FoldedBackbone(backbone, replaced)
@@ -140,9 +136,8 @@ def _plain(path: str, skilled: SkilledLayer, weights: Float[Tensor, "H K"]) -> n
     wide = torch.promote_types(weight.dtype, torch.float32)
     weight = weight.to(wide).t() if is_transposed(base) else weight.to(wide)
     with raised_as(ValueError, f"the skills of '{path}' cannot be merged", NotImplementedError):
-        new_weight, new_bias = layer.inventory.fold(
-            weight, None if bias is None else bias.to(wide), weights.to(weight.device)
-        )
+        wide_bias = None if bias is None else bias.to(wide)
+        new_weight, new_bias = layer.inventory.fold(weight, wide_bias, weights.to(weight.device))
     if is_transposed(base):
         new_weight = new_weight.t()
     if packed:
@@ -186,8 +181,7 @@ def quantisation_error(backbone: nn.Module, original: nn.Module) -> tuple[float,
         name = path.removesuffix(".base")
         weight = original.get_parameter(f"{name}.weight")
         weight = weight.t() if _was_transposed(layer) else weight
-        found = dense_weight(layer)
-        lost = (found.float() - weight.float()).square().sum()
+        lost = (dense_weight(layer).float() - weight.float()).square().sum()
         squares[name] = float(lost), float(weight.float().square().sum())
     errors = {name: (lost / max(whole, 1e-30)) ** 0.5 for name, (lost, whole) in squares.items()}
     worst = max(errors, key=errors.__getitem__)

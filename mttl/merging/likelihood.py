@@ -52,8 +52,7 @@ def sample_targets(
     """
     with evaluating(model):
         logits = model(**_inputs(batch, model, False), use_cache=False).logits
-    probabilities = logits.float().softmax(-1)
-    drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
+    drawn = torch.multinomial(logits.float().softmax(-1).flatten(0, 1), 1, generator=generator)
     targets = batch["targets"]
     return {**batch, "targets": torch.where(targets == IGNORED, IGNORED, drawn.view_as(targets))}
 

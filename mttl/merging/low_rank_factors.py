@@ -126,8 +126,5 @@ def _cut(
     dtype: torch.dtype,
 ) -> LowRank:
     root = values[:rank].sqrt()
-    return LowRank(
-        (right[:, :rank] * root).to(dtype),
-        (left[:, :rank] * root).to(dtype),
-        dropped=float(values[rank:].norm()),
-    )
+    down, up = ((basis[:, :rank] * root).to(dtype) for basis in (right, left))
+    return LowRank(down, up, dropped=float(values[rank:].norm()))

@@ -33,15 +33,7 @@ from mttl.checkpoints.saved_inventory import copy_saved, read_inventory
 from mttl.config.capabilities import require_features
 from mttl.io.errors import CheckpointError, ConfigError, nearest, raised_as, some
 from mttl.merging.fold import is_transposed, require_weights, task_mixing
-from mttl.merging.recipe import (
-    CaPE,
-    Dare,
-    Elastic,
-    ElasticCaPE,
-    FisherAverage,
-    Recipe,
-    Ties,
-)
+from mttl.merging.recipe import CaPE, Dare, Elastic, ElasticCaPE, FisherAverage, Recipe, Ties
 from mttl.merging.weights_folder import Weights, empty_model
 from mttl.skills.skilled_layer import SkilledLayer
 from mttl.skills.weights.sparse import restore_supports
@@ -106,12 +98,8 @@ class MixtureChange:
         # The backbone of the skills: that of the run if it was trained.
         self._trained = Weights(saved.folder / "backbone.safetensors") if saved.backbone else None
         self._below = base if self._trained is None else self._trained
-        self._owners = {
-            f"{path}.{part}": path
-            for path in self._layers
-            for part in ("weight", "bias")
-            if f"{path}.{part}" in parameters
-        }
+        parts = ((f"{path}.{part}", path) for path in self._layers for part in ("weight", "bias"))
+        self._owners = {name: path for name, path in parts if name in parameters}
 
     def touches(self, tensor: str) -> bool:
         """Return whether the tensor may have changed."""

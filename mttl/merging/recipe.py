@@ -226,23 +226,17 @@ class Recipe(Section):
             problems.append("models must be at least two for model_stock")
         if kind in OWN_WEIGHT and any("weight" in x.model_fields_set for x in self.models):
             problems.append(f"models: weight is not used by {kind}; {OWN_WEIGHT[kind]}")
-        problems += self._about_fishers(kind)
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-    def _about_fishers(self, kind: str) -> list[str]:
         of_base, of_models = used_fishers(kind)
         wanted = {"base.fisher": (of_base, self.base.fisher)}
         for place, model in enumerate(self.models):
             wanted[f"models.{place}.fisher"] = (of_models, model.fisher)
-        return [
-            f"{key} is required for {kind}"
-            if needed
-            else f"{key} is not used by {kind}; leave it out"
-            for key, (needed, value) in wanted.items()
-            if needed == (value is None)
-        ]
+        for key, (needed, value) in wanted.items():
+            if needed == (value is None):
+                problem = f"required for {kind}" if needed else f"not used by {kind}; leave it out"
+                problems.append(f"{key} is {problem}")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
 
 
 def used_fishers(kind: str) -> tuple[bool, bool]:
@@ -323,5 +317,4 @@ class Sweep(Section):
         for used, parts in zip(used_fishers(method["kind"]), ([base], models), strict=True):
             for part in () if used else parts:
                 part.pop("fisher", None)
-        tree = {"base": base, "models": models, "method": method}
-        return validated(Recipe, tree, place)
+        return validated(Recipe, {"base": base, "models": models, "method": method}, place)

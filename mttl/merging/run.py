@@ -96,9 +96,8 @@ def merge_models(
         settings = recipe.model_dump(mode="json", exclude_none=True, exclude={"out"})
         (folder / "merge.yaml").write_text(yaml12.dump(settings), "utf-8")
         if prompt_export is not None:
-            prompt_export.write(
-                folder, "model", place=str(out), base=recipe.base.model, about=_ABOUT
-            )
+            named = {"place": str(out), "base": recipe.base.model}
+            prompt_export.write(folder, "model", about=_ABOUT, **named)
         _check(folder, parts.base, kept)
 
 
@@ -135,19 +134,17 @@ def merged_prompt_export(recipe: Recipe, parts: Parts) -> PromptExport | None:
     }
     if not added:
         return None
-    first = [*added.values()][-1]
+    first, path = [*added.values()][-1], parts.base.path
     try:
         named = first.backbone.tokenizer is not None
-        tokenizer = (
-            build_tokenizer(first.backbone) if named else load_tokenizer(str(parts.base.path))
-        )
+        tokenizer = build_tokenizer(first.backbone) if named else load_tokenizer(str(path))
     except ConfigError as error:
         _log.warning("the merged model has no prompt formats: %s", error)
         return None
-    config = AutoConfig.from_pretrained(parts.base.path)
+    config = AutoConfig.from_pretrained(path)
     generation = GenerationConfig.from_model_config(config)
-    if (parts.base.path / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(parts.base.path)
+    if (path / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(path)
     decoder_only = not config.is_encoder_decoder
     if first.data.template == "chat":
         end_also_at(generation, first.data.encoder(tokenizer, decoder_only=decoder_only).stops)

@@ -67,8 +67,7 @@ class LoadedNames:
 
     def is_extra(self, name: str) -> bool:
         """Return whether the model does not use a tensor of its files."""
-        known = name in self._known or name in self._parts
-        return self._model is not None and not known
+        return self._model is not None and name not in self._known and name not in self._parts
 
 
 def empty_model(folder: Path) -> Any:

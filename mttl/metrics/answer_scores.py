@@ -107,9 +107,7 @@ def rouge_l(prediction: str, reference: str) -> float:
     if PUNCTUATION.issuperset(prediction) or not expected:
         return 0.0
     predicted = _sentences(prediction)
-    common = {
-        word for theirs in expected for ours in predicted for word in common_words(theirs, ours)
-    }
+    common = set[str]().union(*(common_words(one, two) for one in expected for two in predicted))
     precision = len(common) / len({word for sentence in predicted for word in sentence})
     recall = len(common) / len({word for sentence in expected for word in sentence})
     return 2.0 * ((precision * recall) / (precision + recall + SMALLEST_SUM))

@@ -56,8 +56,7 @@ class TextMetric(Metric):
 
     def update(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
         """Add predictions, and the accepted answers of each."""
-        pairs = zip(predictions, references, strict=True)
-        self._rows += [self.row(*pair) for pair in pairs]
+        self._rows += [self.row(*pair) for pair in zip(predictions, references, strict=True)]
 
     def compute(self) -> Float64[Tensor, ""]:
         """Return the score of all processes on the CPU; not every device supports float64."""

@@ -62,7 +62,7 @@ class KnowledgeF1(KnowledgeMetric):
     """
 
     def compare(self, answer: str, reference: str) -> float:
-        return word_f1(answer, reference, _dialogue_words)
+        return word_f1(answer, reference, lambda x: normalise(x.translate(_PUNCTUATION_AS_BLANKS)))
 
 
 class Coverage(KnowledgeMetric):
@@ -125,7 +125,3 @@ def fragments(answer: Sequence[str], source: Sequence[str]) -> list[int]:
         lengths.append(longest)
         start += max(longest, 1)
     return lengths
-
-
-def _dialogue_words(text: str) -> str:
-    return normalise(text.translate(_PUNCTUATION_AS_BLANKS))

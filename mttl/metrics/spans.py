@@ -19,8 +19,7 @@ def spans(tags: Sequence[str], form: str = "[BIES]+") -> set[tuple[str, int, int
         if prefix in "IE" and before[0] in "BI" and name == before[1]:
             before = prefix, name
             continue
-        prefixes = "".join(own for own, _ in parsed[start:place])
-        if before != OUTSIDE and re.fullmatch(form, prefixes):
+        if before != OUTSIDE and re.fullmatch(form, "".join(x for x, _ in parsed[start:place])):
             found.add((before[1], start, place))
         start, before = place, (prefix, name)
     return found

@@ -109,12 +109,7 @@ def by_layer(folder: PeftFolder, parameters: tuple[str, ...]) -> dict[str, dict[
             unknown.append(name)
         else:
             layers.setdefault(name.removesuffix(f".{parameter}"), {})[parameter] = tensor
-    lacking = [
-        f"{path}.{parameter}"
-        for path, tensors in layers.items()
-        for parameter in parameters
-        if parameter not in tensors
-    ]
+    lacking = [f"{path}.{x}" for path, own in layers.items() for x in parameters if x not in own]
     causes = {"these tensors cannot be used": unknown, "these tensors are missing": lacking}
     if wrong := grouped(causes):
         raise CheckpointError(

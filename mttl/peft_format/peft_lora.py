@@ -43,9 +43,7 @@ def mixture_factors(
     layers: Mapping[str, SkilledLayer], mixing: Float[Tensor, "G H K"], rank: int | None
 ) -> dict[str, LowRank]:
     """Return the factors of some layers, as `mixture_adapter`, with the errors of `mixture`."""
-    parts = {
-        path: mixture(layer.inventory, mixing[layer.group], rank) for path, layer in layers.items()
-    }
+    parts = {path: mixture(own.inventory, mixing[own.group], rank) for path, own in layers.items()}
     width = max(part.rank for part in parts.values())
     return {path: part.padded(width) for path, part in parts.items()}
 
@@ -162,12 +160,8 @@ def common_settings(folders: Sequence[PeftFolder]) -> dict[str, Any] | None:
     names = ("lora_alpha", "r", "use_rslora", "lora_dropout")
     found = [tuple(one.get(name) or 0 for name in names) for one in configs]
     alpha, rank, rslora, dropout = found[0]
-    ranks = {
-        tensor.shape[:1]
-        for folder in folders
-        for name, tensor in folder.tensors.items()
-        if name.endswith(DOWN)
-    }
+    tensors = (pair for folder in folders for pair in folder.tensors.items())
+    ranks = {tensor.shape[:1] for name, tensor in tensors if name.endswith(DOWN)}
     identical = all(other == found[0] for other in found) and ranks == {(rank,)}
     if not (identical and alpha > 0 and 0 <= dropout < 1):
         return None

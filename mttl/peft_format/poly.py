@@ -142,9 +142,8 @@ def read_poly(folder: PeftFolder) -> dict[str, PolyLayer]:
                 f"{tuple(down.shape)}, {tuple(up.shape)}, {tuple(logits.shape)} for "
                 f"{n_tasks} tasks, {n_heads} splits, {n_skills} skills and rank {rank}"
             )
-        layers[path] = PolyLayer(
-            _from_blocks(down), _from_blocks(up.mT), logits.unflatten(1, (n_heads, n_skills))
-        )
+        logits = logits.unflatten(1, (n_heads, n_skills))
+        layers[path] = PolyLayer(_from_blocks(down), _from_blocks(up.mT), logits)
     return layers
 
 
@@ -154,7 +153,5 @@ def _to_blocks(
     return stack.unflatten(1, (n_heads, -1)).transpose(0, 1)
 
 
-def _from_blocks(
-    blocks: Float[Tensor, "H K features_per_head r"],
-) -> Float[Tensor, "K features r"]:
+def _from_blocks(blocks: Float[Tensor, "H K features_per_head r"]) -> Float[Tensor, "K features r"]:
     return blocks.transpose(0, 1).flatten(1, 2)

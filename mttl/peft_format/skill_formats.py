@@ -221,10 +221,7 @@ def _prompt(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
 
 
 def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Tensor) -> Written:
-    """Return prefixes for PEFT, which puts them into the cache at the first positions.
-
-    Rotations are relative, so a key rotated to position P is equivalent to one without a position.
-    """
+    """Return prefixes for PEFT, which puts them into the cache at the first positions."""
     network: Any = model.backbone
     gated = any(getattr(layer.inventory, "gated", False) for layer in layers.values())
     _require(not gated, "PEFT has no gated prefixes (train with skills.gated: false)")
@@ -251,6 +248,7 @@ def _prefix(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing: Ten
         cos, sin = decoder.rotary_emb(keys, torch.tensor([[len(keys)]], device=keys.device))
         size = (cos**2 + sin**2).mean().sqrt()  # some rotations are scaled
         rotate: Any = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        # Rotations are relative: a key rotated to position P is like one without a position.
         turned = rotate(heads, heads, cos / size, sin / size)[1] / size
         rows += [turned[0].transpose(0, 1).flatten(1), values]
     table = torch.cat(rows, dim=1)
@@ -311,10 +309,9 @@ def _bottleneck(model: SkilledModel, layers: Mapping[str, SkilledLayer], mixing:
 
 
 def _require_linear(format: str, layers: Mapping[str, SkilledLayer]) -> None:
-    strange = {
-        type(one.base).__name__ for one in layers.values() if type(one.base) is not nn.Linear
-    }
-    _require(not strange, f"PEFT's {format} is for nn.Linear, not {', '.join(strange)}")
+    strange = {type(one.base) for one in layers.values()} - {nn.Linear}
+    names = ", ".join(kind.__name__ for kind in strange)
+    _require(not strange, f"PEFT's {format} is for nn.Linear, not {names}")
 
 
 WRITERS: dict[str, Writer] = {

@@ -49,9 +49,7 @@ def follow_launcher(end: Callable[[str], object]) -> None:
     """
     launcher = os.environ.get(LAUNCHER)
     others = [name for name in _OTHER_LAUNCHERS if name in os.environ]
-    if launcher is None or "LOCAL_RANK" not in os.environ or others:
-        return
-    if launcher == str(os.getpid()):
+    if launcher in (None, str(os.getpid())) or "LOCAL_RANK" not in os.environ or others:
         return
 
     def follow() -> None:

@@ -105,8 +105,7 @@ def _explain(error: Exception) -> tuple[int, str]:
             return USER_MISTAKE, f"the folder of '{error.filename}' was removed"
         if error.errno in UNWRITABLE:
             where = f" '{error.filename}'" if error.filename else ""
-            advice = UNWRITABLE[error.errno]
-            return USER_MISTAKE, f"cannot write{where}: {error.strerror}{advice}"
+            return USER_MISTAKE, f"cannot write{where}: {error.strerror}{UNWRITABLE[error.errno]}"
     elif any(word in str(error) for word in _LOST_PROCESS):
         return FAULT, (
             "another process of this command ended; see its message above, or in the log of its "

@@ -58,8 +58,7 @@ def answer_batch(predictor: Predictor, wanted: Sequence[GenerationRequest]) -> N
             if not answer.wanted.dropped:
                 answer.finish(row)
         return
-    forced = tokens_at_end(predictor, "forced_eos_token_id")
-    choice = TokenChoice(wanted, predictor.device, forced)
+    choice = TokenChoice(wanted, predictor.device, tokens_at_end(predictor, "forced_eos_token_id"))
 
     def have_ended(ids: Tensor, scores: Any, **more: Any) -> Tensor:
         """Pass new tokens to their answers, and return the mask of finished rows, shape (R,)."""
@@ -116,9 +115,8 @@ class TokenChoice(LogitsProcessor):
         settings = [(wanted[place].temperature, wanted[place].top_p) for place in drawing]
         table = torch.tensor(settings, dtype=torch.float64, device=device).reshape(-1, 2)
         self._temperatures, self._top_ps = table.unbind(1)
-        self._n_logprobs = {
-            place: row.n_logprobs for place, row in enumerate(wanted) if row.n_logprobs is not None
-        }
+        asked = enumerate(row.n_logprobs for row in wanted)
+        self._n_logprobs = {place: n for place, n in asked if n is not None}
         self.scores: dict[int, TokenScore] = {}
         self._own: Tensor | None = None
 

@@ -291,7 +291,6 @@ async def _events(
     n_answers: int,
     usage: bool,
 ) -> AsyncIterator[str]:
-    """Yield the server-sent events of a stream."""
     n_tokens = 0
     try:
         for index in range(n_answers if reply.chat else 0):

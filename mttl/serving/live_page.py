@@ -155,10 +155,7 @@ def token_experts(predictor: Predictor, task: str, text: str, answer: str) -> di
         inputs = forced_inputs(model.backbone, {**batch, "labels": labels})
     inputs = {name: ids.to(predictor.device) for name, ids in inputs.items()}
     task_ids = predictor.task_ids([task]).to(predictor.device)
-    with (
-        predictor.autocast(),
-        model.slot.use(model.route(task_ids, inputs=inputs)) as routing,
-    ):
+    with predictor.autocast(), model.slot.use(model.route(task_ids, inputs=inputs)) as routing:
         model.backbone(**inputs, use_cache=False)
     layers = []
     for record in routing.records:

@@ -243,8 +243,7 @@ class Reply:
 
     def part(self, index: int, piece: Piece, **role: str) -> dict[str, Any]:
         """Return an event with a part of an answer; the first one of a chat has a role."""
-        delta = {**role, "content": piece.text}
-        content = {"delta": delta} if self.chat else {"text": piece.text}
+        content = {"delta": {**role, "content": piece.text}} if self.chat else {"text": piece.text}
         return self._object([self._choice(index, content, piece)], stream=True)
 
     def counts(self, n_tokens: int) -> dict[str, Any]:

@@ -48,9 +48,8 @@ def serve(options: Namespace) -> None:
         warning = "warning: everyone who can reach this address can send requests; see --api-key"
         warnings = [warning] * (options.host not in LOCAL and key is None)
         version = "models" if any(built.model.heads for built in models.values()) else "v1"
-        queue = RequestQueue(
-            batch_size=options.batch_size, wait=options.wait / 1000, most=options.most_waiting
-        )
+        size, wait = options.batch_size, options.wait / 1000
+        queue = RequestQueue(batch_size=size, wait=wait, most=options.most_waiting)
 
         def add_routes(*application: Any) -> None:
             allow_origins(options.cors, *application)
@@ -134,9 +133,8 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, queue: RequestQueue) -> None:
         super().__init__(config)
         self._queue = queue
-        self._asked = StopRequest(
-            "finishing accepted requests; press again to stop immediately", self._at_once
-        )
+        notice = "finishing accepted requests; press again to stop immediately"
+        self._asked = StopRequest(notice, self._at_once)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Handle signals without uvicorn's raising them again afterwards."""
@@ -178,17 +176,10 @@ def _all_but_rows(predictor: Predictor) -> Any:
     if model.routes_tokens or router.reads_text or model.heads is not None:
         return id(predictor)
     form = predictor.form.model_copy(update={"task_descriptions": {}})
-    places = tuple(
-        (name, tensor.data_ptr())
-        for name, tensor in model.backbone.state_dict(keep_vars=True).items()
-    )
-    common = (
-        places,
-        form.model_dump_json(),
-        tuple(sorted(predictor.search.items())),
-        predictor.mixed,
-        (router.n_groups, router.n_heads, router.n_skills),
-    )
+    tensors = model.backbone.state_dict(keep_vars=True)
+    places = tuple((name, tensor.data_ptr()) for name, tensor in tensors.items())
+    search, sizes = sorted(predictor.search.items()), (router.n_groups, router.n_heads)
+    common = places, form.model_dump_json(), *search, predictor.mixed, *sizes, router.n_skills
     known = torch.arange(router.n_tasks, device=predictor.device)
     with torch.no_grad():
         by_rows = torch.equal(model.eval().router.mix(known), router.matrix())
@@ -203,10 +194,9 @@ def _join(group: Mapping[str, Predictor]) -> Predictor:
     ]
     known = {name: predictor.form.task_descriptions for name, predictor in group.items()}
     descriptions = {name: own[name] for name, own in known.items() if name in own}
-    router = GivenRows(torch.cat(rows, dim=1))
     return replace(
         first,
-        model=first.model.with_router(router),
+        model=first.model.with_router(GivenRows(torch.cat(rows, dim=1))),
         tasks=tuple(group),
         form=first.form.model_copy(update={"task_descriptions": descriptions}),
     )

@@ -51,9 +51,8 @@ def add_codes(control: Mapping[str, int], folder: Path, names: Sequence[str]) ->
 
     rows = {name: list(RowFile.scan(folder / name).rows()) for name in names}
     every = [row for own in rows.values() for row in own]
-    answers, references, sources = zip(
-        *((row.outputs[0], row.outputs, row.source) for row in every), strict=True
-    )
+    parts = ((row.outputs[0], row.outputs, row.source) for row in every)
+    answers, references, sources = zip(*parts, strict=True)
     edges, codes = {}, [dict[str, int]() for _ in every]
     for metric, n_bins in control.items():
         found, name = row_scores(metric, answers, references, sources), split_metric(metric)[0]

@@ -33,10 +33,7 @@ def read_sentences(
     for record in read_words(path, format, columns, strict=strict):
         if heads := record.pop("heads", None):
             record["tree"] = tree_text(heads, record.pop("relations")).split()
-        yield {
-            name: " ".join("_".join(word.split()) for word in words)
-            for name, words in record.items()
-        }
+        yield {name: " ".join("_".join(x.split()) for x in words) for name, words in record.items()}
 
 
 def read_words(
@@ -83,10 +80,8 @@ def read_words(
         if format == "conll" and "tags" in record:
             record["tags"] = _begun(record["tags"], sentence, starts)
             if strict and len(starts) == 2:
-                (wrong, one), (right, other) = starts[False], starts[True]
-                problem = (
-                    f"a span starts with {shown(one)}, but in line {right} with {shown(other)}"
-                )
+                (wrong, one), (right, two) = starts[False], starts[True]
+                problem = f"a span starts with {shown(one)}, but in line {right} with {shown(two)}"
                 raise TaskError(f"{path}, line {wrong}: {problem}; start all spans with B-")
         elif format == "wikiann":
             record["words"] = [_without_language(*line, path) for line in sentence]
@@ -119,8 +114,7 @@ def write_conllu(
     Raises:
         TaskError: If there is not one answer per sentence, with one part per word.
     """
-    places = [_HEAD, _RELATION] if trees else [_TAG]
-    _write(target, source, list(_conllu(source)), places, answers)
+    _write(target, source, list(_conllu(source)), [_HEAD, _RELATION] if trees else [_TAG], answers)
 
 
 def guess_columns(path: str | Path) -> tuple[str, ...]:
@@ -131,7 +125,6 @@ def guess_columns(path: str | Path) -> tuple[str, ...]:
 
 
 def _columns(path: str | Path, columns: Sequence[str]) -> Iterator[_Sentence]:
-    """Yield the sentences of a file of columns."""
     for lines in _sentences(path, "-DOCSTART-"):
         words = [(number, _split(line)[::2]) for number, line in lines]
         for number, cells in words:

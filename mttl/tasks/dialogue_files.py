@@ -24,11 +24,8 @@ _SPEAKERS = {"Wizard": "assistant", "Apprentice": "user", "S": "assistant", "U":
 _MISTAKES = (LookupError, AttributeError, TypeError, ValueError)  # of malformed records
 # Labels of BEGIN, of which the first that a response has counts.
 _LABELS = {
-    "hallucination": "hallucinated",
-    "partial hallucination": "hallucinated",
-    "uncooperative": "uncooperative",
-    "generic": "generic",
-    "entailment": "faithful",
+    **dict.fromkeys(("hallucination", "partial hallucination"), "hallucinated"),
+    **{"uncooperative": "uncooperative", "generic": "generic", "entailment": "faithful"},
 }
 
 
@@ -127,8 +124,7 @@ def read_dstc(path: str | Path) -> Records:
             snippets = [_snippet(known, keys) for keys in label["knowledge"]]
             yield {"history": turns, "knowledge": snippets, "response": label["response"]}
 
-    pairs = zip(logs, labels, strict=True)
-    yield from _converted(f"{labels_path}, record", pairs, response)
+    yield from _converted(f"{labels_path}, record", zip(logs, labels, strict=True), response)
     n_skipped = sum(not label["target"] for label in labels)
     _report(logs_path, n_skipped, len(logs), "turns that need no knowledge")
 
@@ -186,8 +182,4 @@ def _report(path: str | Path, n_skipped: int, n: int, what: str) -> None:
         _log.info("'%s': skipped %d of %d, %s", path, n_skipped, n, what)
 
 
-DIALOGUES: dict[str, Callable[[str | Path], Records]] = {
-    "wizard": read_wizard,
-    "faithdial": read_faithdial,
-    "dstc": read_dstc,
-}
+DIALOGUES = {"wizard": read_wizard, "faithdial": read_faithdial, "dstc": read_dstc}

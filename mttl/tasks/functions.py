@@ -63,21 +63,15 @@ def freebase_answers(record: Record) -> Record | None:
     """Return the sorted names of all answers of all parses."""
     if record.get("RawQuestion") is None or record.get("Parses") is None:
         return None
-    names = {
-        name
-        for answers in _column(record["Parses"], "Answers")
-        for group in _column(answers, "AnswersName")
-        for name in group
-    }
-    return {"names": sorted(names)}
+    parses = _column(record["Parses"], "Answers")
+    groups = (names for answers in parses for names in _column(answers, "AnswersName"))
+    return {"names": sorted(set().union(*groups))}
 
 
 def hotpot_paragraphs(record: Record) -> Record:
     """Return the paragraphs of the supporting facts."""
-    titles = set(_column(record["supporting_facts"], "title"))
-    paragraphs = zip(
-        _column(record["context"], "title"), _column(record["context"], "sentences"), strict=True
-    )
+    titles, context = set(_column(record["supporting_facts"], "title")), record["context"]
+    paragraphs = zip(_column(context, "title"), _column(context, "sentences"), strict=True)
     text = " ".join("".join(sentences) for title, sentences in paragraphs if title in titles)
     return {"paragraphs": text.strip()}
 
@@ -188,10 +182,6 @@ def questions_with_answers(rows: Rows) -> Rows:
         yield number, {**question, "right": question["right"] or ["NO ANSWER!"]}
 
 
-def _whole(score: float) -> Record | None:
-    return {"score": int(score)} if score.is_integer() else None
-
-
 _OF_ONE_RECORD: dict[str, Callable[[Any], Record | None]] = {
     "acronym": acronym,
     "aqua_options": aqua_options,
@@ -216,7 +206,9 @@ _OF_ONE_RECORD: dict[str, Callable[[Any], Record | None]] = {
     "well_formed": lambda row: (
         None if 0.4 <= row["rating"] <= 0.6 else {"label": int(row["rating"] > 0.6)}
     ),
-    "whole_score": lambda row: _whole(float(row["score"])),
+    "whole_score": lambda row: (
+        {"score": int(x)} if (x := float(row["score"])).is_integer() else None
+    ),
     "wiki_table": wiki_table,
 }
 FUNCTIONS: dict[str, Prepare] = {

@@ -51,8 +51,6 @@ _DIALOGUE = ("history", "knowledge", "response")
 
 @dataclass
 class _Column:
-    """What is known about the values of a column."""
-
     n_empty: int = 0
     n_rows: int = 0
     n_characters: int = 0
@@ -172,15 +170,13 @@ def _task(name: str, files: Mapping[str, Path]) -> str:
         kind = "dialogue", _lengths([response])
         keys = {"kind": kind, "source": (source, parted), "k": size}
         if response.n_empty:
-            left_out = f"{response.n_empty:,} rows are left out"
-            keys["rows"] = "{response} is not empty", left_out
+            keys["rows"] = "{response} is not empty", f"{response.n_empty:,} rows are left out"
         return _printed(name, keys, columns, (*_DIALOGUE, "label"), n_rows)
     usable = {key: one for key, one in columns.items() if not re.search(r"[{}|]|^\[", key)}
     output = _output(usable)
     inputs = [] if output is None else _inputs(usable, output)
     if output is None or not inputs:
-        listed = ", ".join(columns) or "none"
-        raise TaskError(f"no columns for input and output among: {listed}")
+        raise TaskError(f"no columns for input and output among: {', '.join(columns) or 'none'}")
     answer = usable[output]
     if delimiter is not None:
         source["delimiter"] = delimiter
@@ -300,18 +296,13 @@ def _flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 def _place(key: str, names: Sequence[str]) -> int:
     """Return the place of a column's name among common ones, or their number."""
-    return min(
-        (names.index(part) for part in key.lower().split(".") if part in names), default=len(names)
-    )
+    places = [names.index(part) for part in key.lower().split(".") if part in names]
+    return min(places, default=len(names))
 
 
 def _output(columns: Mapping[str, _Column]) -> str | None:
     """Return the column of the answers: by name, by few values, or the last."""
-    able = [
-        key
-        for key, one in columns.items()
-        if one.is_text or one.kinds == {list} or one.kinds == {bool}
-    ]
+    able = [key for key, one in columns.items() if one.is_text or one.kinds in ({list}, {bool})]
     known = [key for key in able if _place(key, _OUTPUTS) < len(_OUTPUTS)]
     classes = [key for key in able if columns[key].is_class]
     if known:

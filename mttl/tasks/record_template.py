@@ -46,14 +46,12 @@ class RecordTemplate(Record):
         Both are empty where all fields are. ``place`` describes the record in messages. Raises a
         `TaskError` if a field is missing or not a text.
         """
-        labels, new = tuple(self.labels), {}
+        labels, new = tuple(self.labels), {"input": ""}
         given = {name for name, value in record.items() if value not in (None, "")}
         with raised_as(TaskError, place, RecordError):
             if not self.fits(record) or template_fields(self.input) & given:
                 text = _inputs(self.input, labels)(record)
                 new["input"] = TEXT_FILTERS[self.cleaning](text) if self.cleaning else text
-            else:
-                new["input"] = ""
             if self.output and template_fields(self.output) <= given:
                 new["output"] = _outputs(self.output, labels)(record)
         return {**record, **new}

@@ -30,10 +30,7 @@ DELIMITERS = ",;\t|"
 LOGS = "logs.json"  # of DSTC
 _BLANK = b"\xef\xbb\xbf \r\n"  # the first three bytes are a byte order mark
 _ENCODINGS = "utf-8-sig", "utf-8"  # of the first line, and of others
-_FORM = {
-    TSV: "input<TAB>output",
-    JSON_LINES: '{"input": "...", "outputs": ["..."]}',
-}
+_FORM = {TSV: "input<TAB>output", JSON_LINES: '{"input": "...", "outputs": ["..."]}'}
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ def load_tasks(path: str | Path) -> Mapping[str, Task]:
     task of CrossFit.
     """
     path = Path(path)
-    text = read_text(path, TaskError)
-    tasks = parse_tasks(text, str(path), path.resolve().parent)
+    tasks = parse_tasks(read_text(path, TaskError), str(path), path.resolve().parent)
     for name in tasks:
         if name in published_sums():
             raise TaskError(
@@ -183,9 +182,8 @@ def _saved(keys: dict[str, Any], path: Path, where: str) -> dict[str, Any]:
 def _file(name: str, where: str, folder: Path) -> str:
     if not name.endswith(ALL_ENDINGS) and not is_saved(folder / name):
         allowed = ", ".join(ALL_ENDINGS)
-        named = ", ".join(get_args(DialogueFormat))
         raise TaskError(
             f"{where}: '{name}' must be a file ({allowed}), unless 'path' is set. For published "
-            f"dialogues, set 'format' in source: {named}"
+            f"dialogues, set 'format' in source: {', '.join(get_args(DialogueFormat))}"
         )
     return str(folder / name)

@@ -57,9 +57,8 @@ def explore_page(runs: Sequence[RoutingView], live: Mapping[str, Any] | None = N
     parts = {"TITLE": html.escape(names), "DATA": shown} | terms
     parts |= {name: html_text(name) for name in PARTS}
     parts |= {name: html_text(name) if live else "" for name in LIVE_PARTS}
-    template = html_text("page.html")
     # One pass, so that inserted text is not searched for further names.
-    return re.sub(r"\{\{([A-Za-z.]+)\}\}", lambda match: parts[match[1]], template)
+    return re.sub(r"\{\{([A-Za-z.]+)\}\}", lambda match: parts[match[1]], html_text("page.html"))
 
 
 def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
@@ -143,8 +142,7 @@ def _over_training(view: RoutingView, pairs: np.ndarray) -> tuple[np.ndarray, li
         names = [f"step {step:,}" for step in record.history.steps[chosen]] + names
         weights = np.concatenate([record.history.weights[chosen], weights])
     means = np.stack([matched(step, pairs).mean(0) for step in weights])
-    places = [on_components(record.weights, step.swapaxes(0, 1)) for step in weights]
-    return means, names, places
+    return means, names, [on_components(record.weights, step.swapaxes(0, 1)) for step in weights]
 
 
 def _ablation(record: RoutingRecord, pairs: np.ndarray) -> dict[str, Any] | None:
@@ -157,8 +155,7 @@ def _ablation(record: RoutingRecord, pairs: np.ndarray) -> dict[str, Any] | None
     if len(found.layers) > 1 or None in order:
         return None
     changes = np.round(found.changes[0][:, order], 3).tolist()
-    worse = found.scores is not None
-    return {"quantity": found.quantity, "lessIsWorse": worse, "changes": changes}
+    return {"quantity": found.quantity, "lessIsWorse": found.scores is not None, "changes": changes}
 
 
 def _packed(values: np.ndarray) -> dict[str, Any]:

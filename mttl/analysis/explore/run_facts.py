@@ -111,8 +111,7 @@ def read_answers(folder: Path, task: str) -> Facts | None:
             if counts[right] <= MOST_ANSWERS:
                 accepted = [_short(text) for text in row.references[:3]]
                 shown.append((_short(row.input), _short(row.prediction), accepted, right))
-    n_rows = sum(counts.values())
-    return {"split": split, "n_right": counts[True], "n_rows": n_rows, "shown": shown}
+    return {"split": split, "n_right": counts[True], "n_rows": sum(counts.values()), "shown": shown}
 
 
 def read_films(folder: Path, level: str) -> list[Facts]:

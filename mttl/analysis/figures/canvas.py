@@ -111,8 +111,7 @@ def mark_categories(
     names = np.array(categories)
     limits = axes.axis()
     for category, look in category_looks(categories).items():
-        chosen = points[names == category]
-        axes.plot(*chosen.T, **_style(look), clip_on=False, zorder=3, **options)
+        axes.plot(*points[names == category].T, **_style(look), clip_on=False, zorder=3, **options)
     axes.axis(limits)
 
 

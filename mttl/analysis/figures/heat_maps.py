@@ -84,9 +84,8 @@ def similarity_matrix(
     size = len(names) * canvas.ROW
     figure = canvas.new_sheet(title, 0, size + 3 * canvas.GAP)
     axes = canvas.place(figure, 0, 0, size, size)
-    shown = np.ma.array(
-        similarity[np.ix_(view.order, view.order)], mask=np.eye(len(names), dtype=bool)
-    )
+    ordered = similarity[np.ix_(view.order, view.order)]
+    shown = np.ma.array(ordered, mask=np.eye(len(names), dtype=bool))
     image = axes.imshow(shown, interpolation="nearest", aspect="auto", **_around_zero(shown))
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_xlabel("task")
@@ -114,8 +113,7 @@ def _around_zero(values: np.ndarray, reverse: bool = False) -> dict[str, Any]:
 def _add_scale(figure: Figure, image: AxesImage, left: float, top: float, quantity: str) -> None:
     """Draw a colour bar, one inch high, with its name above."""
     axes = canvas.place(figure, left, top - 1.2, BAR, 1.0)
-    bar = figure.colorbar(image, cax=axes)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    figure.colorbar(image, cax=axes).outline.set_visible(False)  # type: ignore[operator]
     axes.tick_params(length=2, labelsize=canvas.FONT)
     axes.set_title(quantity, loc="left")
 

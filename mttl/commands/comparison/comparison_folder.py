@@ -31,12 +31,8 @@ from mttl.tasks.partition import SIDES, Partition, select_tasks
 
 # Settings that every comparison sets itself, with the option for each.
 OWN_SETTINGS = {
-    "run.dir": " (--out)",
-    "run.name": "",
-    "run.seed": " (--seeds)",
-    "adapt.mode": " (--modes)",
-    "adapt.init": "",
-    "adapt.seeds": " (--seeds)",
+    **{"run.dir": " (--out)", "run.name": "", "adapt.mode": " (--modes)", "adapt.init": ""},
+    **dict.fromkeys(("run.seed", "adapt.seeds"), " (--seeds)"),
 }
 FOLD_SEED = 13  # the same folds in every comparison
 Write = Callable[[], str]  # writes and returns the tables of all finished runs

@@ -99,18 +99,15 @@ def read_scores(
         policy = (row.split, row.metric) == ("greedy", SUCCESS)
         if row.task != MEAN and (policy or row.split == "test"):
             sample = 0 if policy else int(row.sample)
-            own = method, "", seed, "seen", row.task, sample, row.percent, fold
-            found.append(TaskScore(*own))
+            found.append(TaskScore(method, "", seed, "seen", row.task, sample, row.percent, fold))
     for mode in modes:
         by_sample: dict[Adapted, list[FewShotResult]] = {}
         for job, result in Results(run / f"adapt-{mode}").finished.items():
             if job.task not in seen:  # possible with --allow-seen
                 by_sample.setdefault((job.task, job.sample), []).append(result)
-        for adapted, results in by_sample.items():
-            score = mean_of_known([100 * result.test for result in results])
-            found.append(
-                TaskScore(method, mode, seed, "unseen", *adapted, score, fold, results[-1].rows)
-            )
+        for key, own in by_sample.items():
+            score = mean_of_known([100 * result.test for result in own])
+            found.append(TaskScore(method, mode, seed, "unseen", *key, score, fold, own[-1].rows))
     return found
 
 
@@ -141,8 +138,7 @@ def differences(one: Path, other: Path) -> list[str]:
     found = list(trained)
     for place in sorted(one.glob("adapt-*")):
         if all(RunFolder(run / place.name).config.is_file() for run in (one, other)):
-            ignored = (*PLACES, PARTITION, *MAY_CHANGE)
-            names = differing_settings(place, other / place.name, ignored)
+            names = differing_settings(place, other / place.name, (*PLACES, PARTITION, *MAY_CHANGE))
             found += [f"{place.name}: {name}" for name in names if name not in trained]
     first, second = trained_on(one), trained_on(other)
     if first and second and first != second:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 from mttl.io.errors import MttlError
@@ -81,8 +82,7 @@ METHODS: dict[str, Method] = {
 POLICY_METHODS: dict[str, Method] = {
     "polytropon": Method("", variants=MODE_VARIANTS),
     "private": Method(
-        "babyai/private.yaml",
-        variants=(AdaptationVariant("all", ("adapt.mode=from_scratch",)),),
+        "babyai/private.yaml", variants=(AdaptationVariant("all", ("adapt.mode=from_scratch",)),)
     ),
     **{
         name: Method(f"babyai/{name}.yaml")
@@ -147,9 +147,5 @@ def plan(
         if mode not in had:
             others = [n for n, own in methods.items() if mode in {one.name for one in own.variants}]
             raise MttlError(f"--modes {mode} needs one of the methods {', '.join(others)}")
-    return [
-        Plan(name, seed, variants[name], fold)
-        for seed in dict.fromkeys(seeds)
-        for fold in folds
-        for name in dict.fromkeys(names)
-    ]
+    runs = product(dict.fromkeys(seeds), folds, dict.fromkeys(names))
+    return [Plan(name, seed, variants[name], fold) for seed, fold, name in runs]

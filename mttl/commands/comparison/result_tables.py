@@ -138,9 +138,8 @@ def n_trained_in(runs: Sequence[Path], mode: str) -> int:
 
     skills = runs[0] / "skills"
     settings = read_json(skills / "meta.json", MttlError, dict)["settings"]
-    kind = settings["router"]["kind"]
     # Token routers are trained even if the task router is fixed.
-    learned = TOKENS if kind in FIXED_ROUTERS else ""
+    learned = TOKENS if settings["router"]["kind"] in FIXED_ROUTERS else ""
     routers = count_saved(skills / "router.safetensors", learned)
     # Of policies, those that levels share; if they are frozen, their experts.
     common = 0
@@ -152,7 +151,6 @@ def n_trained_in(runs: Sequence[Path], mode: str) -> int:
 def _caption(
     comparison: MethodComparison, plans: list[Plan], existing: Sequence[ExistingRuns]
 ) -> str:
-    """Return the caption: the budget and the meaning of the columns."""
     known = [comparison.run_folder(item) for item in plans if item.name == comparison.reference]
     known += [runs.folders[0] for runs in existing if runs.name == comparison.reference]
     first = next((run for run in known if (run / "config.yaml").is_file()), None)

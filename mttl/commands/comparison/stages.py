@@ -63,8 +63,7 @@ class Processes:
             with self._lock:
                 if self._stopped:
                     raise MttlError("stopped")
-                taken = self._running.values()
-                number = next(free for free in count(1) if free not in taken)
+                number = next(free for free in count(1) if free not in self._running.values())
                 process = subprocess.Popen(
                     [sys.executable, *command],
                     stdout=file,

@@ -153,11 +153,8 @@ def gym_column(settings: Section | None, column: str) -> dict[str, str]:
     """Return the non-empty entries of a column of TASKS.csv, by task."""
     table = gym_folder(settings) / "TASKS.csv" if isinstance(settings, Config) else None
     rows = read_table(table, TaskError) if table is not None and table.exists() else []
-    return {
-        row["task"].strip(): row[column].strip()
-        for row in rows
-        if row.get("task") and row.get(column)
-    }
+    given = (row for row in rows if row.get("task") and row.get(column))
+    return {row["task"].strip(): row[column].strip() for row in given}
 
 
 class OpenRun(NamedTuple):

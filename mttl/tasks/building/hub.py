@@ -139,7 +139,6 @@ def _load(source: Source, name: str, revision: str | None, split: str) -> Iterat
 
 
 def _read(data: Any, name: str) -> Iterator[Record]:
-    """Yield the records of a table or a stream."""
     with _explained(name):
         for columns in data.iter(1000):
             for values in zip(*columns.values(), strict=True):
