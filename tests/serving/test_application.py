@@ -19,6 +19,7 @@ import torch
 import mttl
 from helpers.chat_templates import INSTRUCTION, save_tokenizer
 from helpers.gyms import TINY_LLAMA, make_run
+from helpers.processes import wait_for
 from helpers.serving import serving as serve
 from mttl.assembly.model import Built
 from mttl.serving.answer_batch import answer_batch
@@ -42,13 +43,6 @@ def counters(address: str, **headers: str) -> dict[str, float]:
     text = httpx.get(f"{address}/metrics", headers=headers).text
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
-
-
-def until(condition: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Slow:
@@ -439,7 +433,7 @@ def test_who_hangs_up_leaves_the_queue(folders, caplog) -> None:
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(url, json=body, timeout=0.5)
         gone = 'mttl_requests_total{model="copy",status="499"}'
-        until(lambda: counters(served.address).get(gone) == 2)
+        wait_for(lambda: counters(served.address).get(gone) == 2)
         assert len(queue) == 0
         slow.may_go.set()
         with client(served.address) as ask:
@@ -466,7 +460,7 @@ def test_who_does_not_read_is_not_waited_for(folders: dict[str, Path]) -> None:
             asker.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}".encode() + body)
             assert sent.wait(60)
             served.server.should_exit = True
-            until(lambda: not served.thread.is_alive())
+            wait_for(lambda: not served.thread.is_alive())
 
 
 def test_a_request_may_take_so_long(folders: dict[str, Path]) -> None:
@@ -479,7 +473,7 @@ def test_a_request_may_take_so_long(folders: dict[str, Path]) -> None:
             with pytest.raises(openai.APIError, match=r"more than 0\.3 seconds"):
                 list(ask.completions.create(model="copy", prompt="a", stream=True))
         late_ones = 'mttl_requests_total{model="copy",status="504"}'
-        until(lambda: counters(served.address).get(late_ones) == 2)
+        wait_for(lambda: counters(served.address).get(late_ones) == 2)
         slow.may_go.set()
 
 
@@ -523,7 +517,7 @@ def test_a_fault_is_told_without_its_traceback_and_counted(folders, monkeypatch)
         with client(served.address) as ask, pytest.raises((openai.APIError, httpx.TransportError)):
             list(ask.completions.create(model="copy", prompt="a", stream=True))
         faults = 'mttl_requests_total{model="copy",status="500"}'
-        until(lambda: counters(served.address).get(faults) == 2)
+        wait_for(lambda: counters(served.address).get(faults) == 2)
 
 
 def test_sums_of_logits_are_models(folders: dict[str, Path], run: Built) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from helpers.babyai import LEVELS, TINY
 from helpers.command import ROOT, load_recipe, read_csv, start, train
+from helpers.processes import wait_for
 from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
@@ -298,9 +298,7 @@ def test_interrupting_leaves_no_file_and_no_process(tmp_path: Path) -> None:
         # A job in the background of a shell ignores SIGINT, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 120
-    while len(processes_of(process.pid)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: len(processes_of(process.pid)) >= 3)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=150)
     assert process.returncode == INTERRUPTED
