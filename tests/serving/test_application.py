@@ -448,7 +448,7 @@ def test_who_does_not_read_is_not_waited_for(folders: dict[str, Path]) -> None:
 
     def answer(predictor: Any, wanted: Any) -> None:
         for row in wanted:
-            row.send(Piece(text="x" * 50_000_000, finish="stop"))  # more than sockets hold
+            row.send(Piece(text="x" * 20_000_000, finish="stop"))  # more than sockets hold
         sent.set()
 
     with serve(mttl.load(folders["t5"]), answer=answer, seconds=1.0) as served:
