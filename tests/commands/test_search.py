@@ -215,10 +215,6 @@ def test_mistakes_are_answered(folder, tmp_path, refused, started) -> None:
     assert not started
     assert not out.exists()
     assert search.main(arguments(folder, out, GRID)) == 0
-    (out / "inventory.sha256").rename(tmp_path / "own")
-    (out / "inventory.sha256").write_text("of another run")
-    assert "are of other skills" in refused(search.main, *arguments(folder, out, GRID))
-    (tmp_path / "own").rename(out / "inventory.sha256")
     message = refused(search.main, *arguments(folder, out, GRID, "adapt.max_steps=2"))
     assert "adapt.max_steps (1 before, 2 now)" in message
 

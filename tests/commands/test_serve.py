@@ -79,7 +79,6 @@ def test_what_cannot_be_served_is_told(run, monkeypatch, refused) -> None:
     port = str(taken.getsockname()[1])
     with taken:
         for given, message in (
-            (["--port", "0"], "name a run with --from RUN"),
             (["--from", run, "--api-key", " "], "--api-key and MTTL_API_KEY must not be empty"),
             (["--from", run, "--load-from", run / "x"], "/x' is not a folder"),
             (["--from", run, "--port", port], f"listen at --host 127.0.0.1 --port {port}"),
