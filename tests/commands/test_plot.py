@@ -2,15 +2,13 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from helpers.command import ROOT
+from helpers.command import python
 from mttl.analysis.routing_record import RoutingRecord
 from mttl.analysis.routing_view import RoutingView
 from mttl.commands import explore
@@ -171,4 +169,4 @@ def test_the_package_imports_none_of_what_draws_before_it_draws() -> None:
         "mttl.analysis.clustering, mttl.analysis.skill_matching, mttl.analysis.projection\n"
         "assert not {'matplotlib', 'sklearn'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    assert python("-c", code).returncode == 0
