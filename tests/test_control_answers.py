@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-import mttl
-from helpers.chat_templates import CHATML, save_tokenizer
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
+from helpers.dialogues import train_dialogues
 from helpers.raw import write_jsonl
 from helpers.serving import serving
 from mttl.commands import merge_task, predict
@@ -37,18 +34,9 @@ def record(number: int) -> dict[str, Any]:
 
 @pytest.fixture(params=["t5", "chat"])
 def run(request: Any, tmp_path: Path) -> Any:
-    write_jsonl(tmp_path / "talk.jsonl", map(record, range(30)))
-    (tmp_path / "tasks.yaml").write_text(TASKS)
-    backbone: dict[str, Any] = {**TINY_T5, "initial_scale": {"*": 1.5}}
-    data = {"tasks": str(tmp_path / "tasks.yaml"), "dir": None, "partition": "auto"}
-    data |= {"max_input_length": 150, "validation": "none", "batch_size": 4, "evaluate": ["dev"]}
-    if request.param == "chat":
-        tokenizer = str(save_tokenizer(tmp_path / "tokenizer", CHATML))
-        backbone = {**TINY_LLAMA, "initial_scale": {"*": 8.0}, "tokenizer": tokenizer}
-        data |= {"template": "chat"}
-    sections = {"data": data, "backbone": backbone, "trainer": {"max_steps": 1}}
-    found = train(write_config(tmp_path / "tiny.yaml", tmp_path, **sections), "talk")
-    return mttl.load(found.path)
+    data = {"max_input_length": 150, "validation": "none", "batch_size": 4, "evaluate": ["dev"]}
+    records = map(record, range(30))
+    return train_dialogues(tmp_path, TASKS, records, request.param, scale=1.5, **data)
 
 
 def test_codes_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:

@@ -313,12 +313,7 @@ def test_mistakes_in_methods_and_runs_are_answered(config: Path, tmp_path: Path)
         (("--method", "mine"), "--method 'mine' must be NAME=FILE"),
         (("--method", "a/b=x.yaml"), "NAME of letters and digits"),
         (("--method", "shared=x.yaml"), "--method shared: another method has this name; choose a"),
-        (
-            ("-c", str(config), "--methods", "polytropon", "--method", "mine=gone.yaml"),
-            "the file 'gone.yaml' does not exist",
-        ),
         (("--runs", "mine"), "--runs 'mine' must have the form NAME=RUN"),
-        (("--runs", f"mine={tmp_path / 'gone'}"), "is not a run, because it has no config.yaml"),
         (("--runs", f"mine={a},{tmp_path / 'empty'}"), "is not a run, because it has no"),
         (("--runs", f"mine={a},{c}"), r"differ in settings other than the seed: optim\.lr \(0\.1"),
         (("--runs", f"mine={b},{d}"), r"adapt-all: adapt\.lr \(1 and 7\), .*max_eval_rows"),

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-import mttl
-from helpers.chat_templates import CHATML, save_tokenizer
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
+from helpers.dialogues import train_dialogues
 from helpers.raw import write_jsonl
 from mttl.commands import adapt, predict
 from mttl.config.data_schema import Data
@@ -41,19 +38,9 @@ ADAPTED = {**record(8), "task": "other"}
 
 @pytest.fixture(params=["t5", "chat"])
 def run(request: Any, tmp_path: Path) -> Any:
-    write_jsonl(tmp_path / "talk.jsonl", map(record, range(20)))
-    (tmp_path / "tasks.yaml").write_text(TASKS)
-    backbone: dict[str, Any] = {**TINY_T5, "initial_scale": {"*": 3.0}}
-    data = {"tasks": str(tmp_path / "tasks.yaml"), "dir": None, "partition": "auto"}
-    data |= {"max_input_length": 200, "validation": "dev", "prefix": "none", "batch_size": 4}
-    if request.param == "chat":
-        tokenizer = str(save_tokenizer(tmp_path / "tokenizer", CHATML))
-        backbone = {**TINY_LLAMA, "initial_scale": {"*": 8.0}, "tokenizer": tokenizer}
-        data |= {"template": "chat", "system": "Be brief."}
-    trainer = {"max_steps": 2, "val_check_interval": 2}
-    sections = {"data": data, "backbone": backbone, "trainer": trainer}
-    found = train(write_config(tmp_path / "tiny.yaml", tmp_path, **sections), "talk")
-    return mttl.load(found.path)
+    data = {"max_input_length": 200, "validation": "dev", "prefix": "none", "batch_size": 4}
+    data |= {"system": "Be brief."} if request.param == "chat" else {}
+    return train_dialogues(tmp_path, TASKS, map(record, range(20)), request.param, steps=2, **data)
 
 
 def test_from_a_task_file_to_answers(run: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import pytest
 
 from helpers.command import ROOT, load_recipe
 from helpers.printed import DOCS, PAGES, Command, commands, figures, text
-from mttl.commands import train
+from helpers.serving import serving
+from mttl.assembly.load_tasks import load_tasks
+from mttl.commands import serve, train
 from mttl.commands.options import task_overrides
 from mttl.config.load import configs_dir, load_any_config
 from mttl.io import yaml12
@@ -227,17 +230,26 @@ NAMES = sorted(path.stem for path in TUTORIALS.FOLDER.glob("*.md"))
     [pytest.param(name, marks=() if name == "first_run" else pytest.mark.slow) for name in NAMES],
 )
 def test_a_tutorial_runs(place: Path, name: str) -> None:
-    """Its server is started and asked by tests/test_custom_model_and_data.py."""
     names: dict = {}
-    for part in TUTORIALS.blocks(text(f"docs/tutorials/{name}.md")):
-        if part.language == "yaml":
-            TUTORIALS.save(part, place)
-        elif part.language == "bash":
-            for command in commands(f"```\n{part.code}```"):
-                if not command.script.endswith("/serve.py"):
-                    run_small(command)
-        elif "127.0.0.1" not in part.code:
-            exec(part.code.replace("max_steps=60", "max_steps=1"), names)
+    local = address = "http://127.0.0.1:8000"
+    with ExitStack() as servers:
+        for part in TUTORIALS.blocks(text(f"docs/tutorials/{name}.md")):
+            if part.language == "yaml":
+                TUTORIALS.save(part, place)
+            elif part.language == "bash":
+                for command in commands(f"```\n{part.code}```"):
+                    if command.script.endswith("/serve.py"):
+                        options = serve.main.parse([*command.words])
+                        models, _ = load_tasks(options.source, options.adapted, options.backbone)
+                        address = servers.enter_context(serving(models)).address
+                    else:
+                        run_small(command)
+            else:
+                code = part.code.replace("max_steps=60", "max_steps=1").replace(local, address)
+                exec(code, names)
+    if "reply" in names:  # of the server
+        asked = models["urgent"].predict("urgent", ["gina: call me now about the refund"])
+        assert [choice.text for choice in names["reply"].choices] == asked
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 from helpers.adapted import changed, mixed_by, role_of, snapshot, train
 from helpers.backbones import batch, tiny_t5
@@ -311,25 +310,25 @@ def drawn(*values: object, each: int = 1) -> list[tuple[object, ...]]:
 
 
 @pytest.fixture(scope="module")
-def run(request: pytest.FixtureRequest) -> tuple[Built, Tensor]:
-    """A model with skills of a kind, and the logits that it had before they changed anything.
+def run(request: pytest.FixtureRequest) -> Built:
+    """A model with skills of a kind.
 
     All modes are tried on one model, since each must leave it as it was.
     """
-    built, bare = trained(frozen_config(request.param))
+    built, _ = trained(frozen_config(request.param))
     spread(built.model.router)
     # Of a frozen backbone a part was trained: flags to bring back are of both sorts.
     built.model.backbone.get_input_embeddings().requires_grad_(True)
-    return built, bare
+    return built
 
 
 @pytest.fixture
-def built(run: tuple[Built, Tensor]) -> Iterator[Built]:
+def built(run: Built) -> Iterator[Built]:
     """The same model, which must afterwards be what it was, bit for bit."""
-    model = run[0].model.eval()
+    model = run.model.eval()
     before, router = snapshot(model), model.router
     flags = {name: value.requires_grad for name, value in model.named_parameters()}
-    yield run[0]
+    yield run
     assert model.router is router
     assert not model.training
     assert model.state_dict().keys() == before.keys()
@@ -383,21 +382,3 @@ def test_a_new_task_mixes_by_the_row_that_the_mode_gives(mode: AdaptMode, built:
     with adapted(built.model, mode, 2) as model:
         # Rounding: several rows are mixed by another kernel than one.
         torch.testing.assert_close(model(FOUR_IDS, **FOUR_INPUTS).logits, expected)
-
-
-# Every layer sees a prompt, so that no fresh one changes nothing.
-@pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("run", "mode", "init"),
-    [
-        row
-        for row in drawn(("from_scratch", "mean"), ("full", "private_skill"))
-        if row[0] not in ("skills/prompt.yaml", "skills/ipt.yaml")
-    ],
-    indirect=["run"],
-    scope="module",
-)
-@torch.no_grad()
-def test_fresh_skills_are_the_bare_backbone_at_first(mode, init, built, run) -> None:
-    with adapted(built.model, mode, 2, init=init) as model:
-        assert torch.equal(model(FOUR_IDS, **FOUR_INPUTS).logits, run[1])

@@ -14,7 +14,7 @@ import mttl.adaptation.job
 import mttl.adaptation.modes
 from helpers.command import train
 from helpers.gyms import TINY_LLAMA, make_run, store_backbone, write_config, write_gym
-from helpers.new_tasks import NEW, PAIRS, STEPS, train_source
+from helpers.new_tasks import NEW, PAIRS, STEPS, write_source
 from mttl.adaptation.fine_tune import score_batches
 from mttl.adaptation.new_tasks import split_examples, write_examples
 from mttl.commands import adapt
@@ -92,7 +92,7 @@ def test_new_tasks_of_expert_are_routed_as_its_matrix_says(run: Path, tmp_path: 
 
 def test_new_tasks_are_composed_of_factors(tmp_path: Path) -> None:
     """The gym's table says what tasks are made of: none of the training tasks has `of=first`."""
-    train_source(tmp_path)
+    write_source(tmp_path)
     table = tmp_path / "gym" / "TASKS.csv"
     made_of = {"copy": "of=all way=on", "reverse": "of=all way=back", "number": "of=size way=on"}
     made_of |= {"twice": "of=size way=back", "first": "of=first way=on"}
@@ -155,11 +155,8 @@ def test_another_gym_may_be_given(run: Path, tmp_path: Path) -> None:
         ),
         ({"init": "factors"}, ConfigError, "' needs a run with router.kind 'metadata', but this"),
         ({"examples": 17}, TaskError, "adapt.examples (17) must be at most 16, the training"),
-        ({"tasks": "first_"}, TaskError, "Did you mean 'first'"),
         ({"tasks": ["copy"]}, TaskError, "allow_seen=True"),
-        ({"samples": [7]}, TaskError, "has no sample 7"),
         ({"gym": "nowhere"}, TaskError, "the folder of tasks 'nowhere' does not exist"),
-        ({"config": "nowhere.yaml"}, ConfigError, "'nowhere.yaml'"),
     ],
 )
 def test_mistakes_are_answered(run: Path, given: dict, kind: type, message: str) -> None:

@@ -110,6 +110,7 @@ def test_a_run_reports_balance_resumes_adapts_and_is_not_exported(tmp_path, monk
     config = tmp_path / "tiny.yaml"
     changes = {"moe": MOE, "adapt": {"levels": ["GoToObj"], "n_updates": 1}}
     changes["trainer"] = {**TINY["trainer"], "max_epochs": 2}
+    changes["rl"] = {**TINY["rl"], "evaluation": {"n_episodes": 1}}
     config.write_text(yaml12.dump({**TINY, **changes, "run": {"dir": str(tmp_path / "runs")}}))
     whole = train(config, "whole")
     with interrupted(5, monkeypatch):

@@ -40,4 +40,3 @@ def test_the_folder_holds_the_model_of_the_file(tmp_path: Path) -> None:
 def test_an_existing_folder_is_refused(tmp_path: Path, refused) -> None:
     given = [tmp_path / "any.gguf", "--out"]
     assert "already exists" in refused(CONVERT.main, *given, tmp_path)
-    assert "does not exist" in refused(CONVERT.main, *given, tmp_path / "new")

@@ -311,7 +311,6 @@ def test_mistakes_end_in_a_message(place: Path, skills: Path, private: Path, tmp
         (["add", skills, adapter, *own, "--rank", "2"], "--rank and --skills are for runs"),
         (["add", x, adapter, "--backbone", "none"], "backbone.name ('none')"),
         (["show", skills, "pst"], "has no member 'pst'. Did you mean 'past'"),
-        (["remove", skills, "pst"], "has no member 'pst'"),
         (["export", skills, "--out", two], "already exists"),
         ([*run, *on, "--out", two], "already exists"),
         ([*run, *on, "--members", "x*"], "has no member 'x*'"),

@@ -293,8 +293,6 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
     before = sorted(tmp_path.iterdir())
     out = ["--out", str(tmp_path / "new")]
     for script, given, message in (
-        (EXPORT, [str(run), "--skill", "3", *out], "there is no skill 3"),
-        (EXPORT, [str(run), "--average", "--rank", "0", *out], "rank (0) must be at least 1"),
         (EXPORT, [str(run), "--inventory", "--rank", "2", *out], "--rank does not work with"),
         (EXPORT, [str(run), "--average", "--out", str(there)], "already exists"),
         (
@@ -308,7 +306,6 @@ def test_mistakes_end_in_a_message_and_no_folder(run, tmp_path, refused) -> None
         (IMPORT, [str(adapter), str(tmp_path / "other"), *out], "name different base models"),
         (IMPORT, [str(tmp_path / "nameless"), *out], "does not name its base model"),
         (IMPORT, [str(adapter), str(adapter), *out], "task names must be distinct, not adapter,"),
-        (IMPORT, [str(adapter), "--max-input-length", "0", *out], "of at least 1"),
         (IMPORT, [str(adapter), "--tasks", "a,b", *out], "--tasks has 2 names for 1 tasks"),
         (IMPORT, [str(poly), str(poly), *out], "it must be imported without others"),
         (IMPORT, [str(adapter), "--system", "x", *out], "--system needs --template chat; add it"),

@@ -172,7 +172,6 @@ def test_the_two_files_have_one_format(run, tmp_path, refused) -> None:
 def test_models_have_to_be_named_and_whole(run, kept, tmp_path, refused) -> None:
     rows = [{"input": "a", "task": "copy", "output": "a"}]
     asked = (predict.main, "--in", jsonl(tmp_path / "q.jsonl", rows))
-    assert "name a run with --from RUN" in refused(*asked)
     assert "': 'new' is loaded twice; remove one. To combine both, rename" in refused(
         *asked, "--adapted", kept, kept
     )
@@ -190,16 +189,11 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
     ("row", "more", "message"),
     [
         ({"input": "a"}, [], "the task is missing; add a column 'task' or --task NAME"),
-        ({"input": "a", "task": "kopy"}, [], "Did you mean 'copy'"),
-        ({"input": "a"}, [*COPY, "--choices", "a", "a"], "; there must be at least two, without"),
         ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, [*COPY, "--metric", "critic model=x"], "'critic model=... label=...'"),
-        ({"input": "a"}, [*COPY, "--metric", "bertscore model=x"], "'x') must be a folder with an"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
-        ({}, COPY, ", row 1: the column 'input' is missing; columns are "),
         ({"word": "a"}, [], "row 1: the task is missing; add a column 'task' or --task NAME"),
         ({"input": "a"}, ["--candidates", "2", "--rerank", "a=1,b=2"], "(separated by blanks)"),
-        ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) must be at most 1"),
         ({"input": "a"}, [*COPY, "--per-token"], "give --choices or a column 'choices'"),
         ({"input": "a"}, LONG, "row 1: choices are identical after truncation to the maximum"),
         ({"input": "a"}, [*LONG, "--beams", "2"], "every row has choices, so nothing is"),
@@ -227,11 +221,6 @@ def test_sums_of_logits_answer_for_two_runs(run, kept, tmp_path, refused) -> Non
     due += own.predict({"copy": 1, "reverse": 1}, ["ab"]) + copied.predict("copied", ["ab"])
     assert [row["prediction"] for row in lines(out)] == due
     asked = ["--from", str(run), "--in", str(questions)]
-    for task, told in (
-        ("logits:copy", "must have the form logits:task_a=1,task_b=-0.5"),
-        ("logits:copy=1,kopy=1", "has no task 'kopy'. Did you mean 'copy'"),
-    ):
-        assert told in refused(predict.main, *asked, "--task", task)
     assert "'copied'" in refused(predict.main, *asked)
     again = ["--from", str(run), "--adapted", str(run), "--in", str(questions)]
     assert "'copy' is loaded twice" in refused(predict.main, *again)
@@ -246,7 +235,3 @@ def test_candidates_are_ranked(run, tmp_path, refused) -> None:
     assert [row["prediction"] for row in lines(out)] == due
     given = [*given[:-1], f"{out}l", "--rerank", "reverse=1"]
     assert "needs --candidates of at least 2" in refused(predict.main, *given)
-    several = [*given, "--candidates", "2"]
-    assert "the answer of 'copy' must be a column of its records" in refused(predict.main, *several)
-    wrong = [*given[:-1], "revers=1", "--candidates", "2"]
-    assert "has no task 'revers'. Did you mean 'reverse'" in refused(predict.main, *wrong)

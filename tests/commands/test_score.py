@@ -78,7 +78,6 @@ def test_columns_of_another_name_and_custom_metrics(tmp_path: Path, monkeypatch)
         ({"prediction": "x"}, ["--references", "{y}"], "by --references TEMPLATE, now {y}"),
         ({"prediction": "x"}, ["--metric", "exact", "density"], "no row has the right answer"),
         ({"prediction": ["x"], "output": "y"}, [], "row 1: is"),
-        ({"prediction": "x"}, ["--metric", "exakt"], "Did you mean 'exact'"),
     ],
 )
 def test_mistakes_of_tables_are_named(row, more, message, tmp_path, refused) -> None:

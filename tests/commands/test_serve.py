@@ -1,13 +1,7 @@
 """The command that serves: it starts, answers, and ends as it is asked to."""
 
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
@@ -15,8 +9,8 @@ import openai
 import pytest
 
 import mttl
-from helpers.command import ROOT
 from helpers.gyms import TINY_LLAMA, make_run
+from helpers.serving import started
 from mttl.commands import serve
 
 
@@ -29,33 +23,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(root, backbone=backbone)
 
 
-@contextmanager
-def started(*given: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mttl", "serve", "--port", "0", *given],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    try:
-        assert process.stderr
-        for line in process.stderr:
-            if found := re.search(r"at (http://\S+)/v1", line):
-                yield process, found[1]
-                break
-        else:
-            raise AssertionError("the server did not start")
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.slow
 def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
     given = ("--most-tokens", "300", "--cors", "http://page/", "--load-from", str(run.parent))
     with (
-        started("--from", str(run), *given) as one,
+        started("serve", "--from", run, *given) as one,
         openai.OpenAI(base_url=f"{one[1]}/v1", api_key="x", max_retries=0) as ask,
     ):
         process, address = one
@@ -83,7 +55,10 @@ def test_what_was_accepted_is_answered_before_it_ends(run: Path) -> None:
 @pytest.mark.slow
 def test_open_to_all_it_says_so_and_asked_twice_it_ends_at_once(run: Path) -> None:
     with (
-        started("--from", str(run), "--most-tokens", "2000", "--host", "0.0.0.0") as (process, url),
+        started("serve", "--from", run, "--most-tokens", 2000, "--host", "0.0.0.0") as (
+            process,
+            url,
+        ),
         openai.OpenAI(base_url=url.replace("0.0.0.0", "127.0.0.1") + "/v1", api_key="x") as ask,
     ):
         assert process.stderr
@@ -104,7 +79,6 @@ def test_what_cannot_be_served_is_told(run, monkeypatch, refused) -> None:
     port = str(taken.getsockname()[1])
     with taken:
         for given, message in (
-            (["--port", "0"], "name a run with --from RUN"),
             (["--from", run, "--api-key", " "], "--api-key and MTTL_API_KEY must not be empty"),
             (["--from", run, "--load-from", run / "x"], "/x' is not a folder"),
             (["--from", run, "--port", port], f"listen at --host 127.0.0.1 --port {port}"),

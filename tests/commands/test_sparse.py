@@ -165,8 +165,6 @@ def test_a_run_that_was_killed_before_its_state_was_removed_ends(models, text, t
     [
         ("t5", ["--density", "2"], r"--density (2.0) must be at most 1"),
         ("t5", ["--sparse-lr", "nan"], "--sparse-lr (nan) must be above 0"),
-        ("t5", ["--mask", "ab"], "--mask ('ab') has 2 tokens; it must be one"),
-        ("t5", ["--mask", "_", "--max-length", "1"], "--max-length (1) leaves no tokens"),
         ("t5", ["--mask", "_", "--freeze", "x.*"], "--freeze 'x.*' matches no parameter"),
         ("t5", ["--mask", "_", "--freeze", "*"], "--freeze matches all parameters; leave some to"),
         ("t5", ["--mask", "_", "--on", "no.safetensors"], "'no.safetensors' does not exist"),
@@ -190,8 +188,6 @@ def test_more_mistakes(models, text, tmp_path, refused):
     ):
         assert message in refused(LEARN.main, *base, *given)
     state, given = out.with_name(f"{out.name}.state"), [*base, "--text", text, "--resume"]
-    state.write_bytes(b"nonsense")
-    assert "is damaged" in refused(LEARN.main, *given)
     stoppable_loop.save_state(state, {}, {"lr": 3.0})
     assert "belongs to a run with other settings" in refused(LEARN.main, *given)
     state.unlink()

@@ -96,12 +96,10 @@ def test_partitions(tasks: Path, run_file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("k: 3", "k: 9", "task 'second': k is 9, so train would take all"),
         ("{answer}", "{reply}", "row 1: the field 'reply' is missing; the record has text"),
         ("dev: dev.jsonl", "dev: none.jsonl", "none.jsonl' does not exist"),
         ("{train: train.jsonl}", "{path: glue}", "mine.yaml --out DIR`, and set data.dir=DIR"),
         ("  first:", "  boolq:", "' defines 'boolq', which is the name of a task of CrossFit;"),
-        ("k: all", "k: none", "k: \"none\" must be a whole number of at least 1, or 'all'"),
     ],
 )
 def test_a_task_that_cannot_be_converted_is_named(tasks, run_file, old, new, message) -> None:
@@ -125,19 +123,6 @@ def test_mistakes_in_the_section(tasks: Path) -> None:
             load_config([str(config)], both)
     with pytest.raises(ConfigError, match=r"data\.partition"):
         load_config([str(config)], ["data.partition=3"])
-
-
-def test_a_run_on_files_of_ones_own(run_file: Path) -> None:
-    """From three files to scores and an adapted model; nothing is built by hand."""
-    run = train(run_file, "own", "trainer.max_steps=2", "trainer.val_check_interval=2")
-    assert json.loads((run.skills / "tasks.json").read_text()) == ["first", "second"]
-    (line, *_) = (run.predictions / "first_test.jsonl").read_text().splitlines()
-    assert SEVERAL_LINES in json.loads(line)["references"]
-    (result,) = mttl.adapt(run.path, max_steps=1, seeds=[1])
-    assert (result.task, result.sample, result.n_answers) == ("unseen", 100, 3)
-    pairs = [("a\tb\nc", SEVERAL_LINES)] * 4
-    (answer,) = mttl.adapt_to(run.path, pairs, task="code", max_steps=1)(["x\ny"])
-    assert isinstance(answer, str)
 
 
 LABELS = [f"label {n}|" for n in range(77)]

@@ -10,7 +10,7 @@ TINY: dict[str, Any] = {
         "policy": {"n_channels": 8, "memory_size": 8, "instruction_size": 8},
         "ppo": {"n_steps": 8, "recurrence": 4, "n_epochs": 2, "n_minibatches": 2},
         "window": 5,
-        "evaluation": {"n_episodes": 4},
+        "evaluation": {"n_episodes": 2},
     },
     "skills": {"kind": "sparse", "n_skills": 3, "sparsity": 0.5},
     "router": {"kind": "polytropon", "granularity": "model", "relaxed": False},

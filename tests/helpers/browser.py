@@ -2,11 +2,12 @@
 
 import importlib.util
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from helpers.processes import wait_for
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -58,12 +59,7 @@ class Page:
         self.run("arguments[0].click()", self.find(selector))
 
     def wait(self, condition: Callable[[], Any], seconds: float = 10) -> Any:
-        """Return what the condition gives once it is true."""
-        end = time.monotonic() + seconds
-        while not (found := condition()) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert found
-        return found
+        return wait_for(condition, seconds)
 
     def chosen(self) -> str:
         return self.text("#panel h2")

@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 
 def echo(message: object) -> object:
@@ -39,6 +41,15 @@ def is_running(pid: int) -> bool:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """Return what a condition gives once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
 def wait_until_gone(pids: list[int], seconds: float = 120.0) -> bool:

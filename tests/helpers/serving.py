@@ -1,5 +1,9 @@
-"""Random weights, and a server of loaded models in a thread of the test's process."""
+"""Random weights, a server of loaded models in a thread of the test's process, and commands."""
 
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from helpers.command import ROOT
 from helpers.gyms import TINY_LLAMA, TINY_T5
 from mttl.serving.application import Service
 from mttl.serving.request_queue import RequestQueue
@@ -62,3 +67,26 @@ def serving(models: Any, **settings: Any) -> Iterator[Served]:
             server.should_exit = True
             thread.join()
             queue.join()
+
+
+@contextmanager
+def started(*words: object) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Start a command that serves on a free port, in a process of its own; yield its address."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mttl", *map(str, words), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        assert process.stderr
+        for line in process.stderr:
+            if found := re.search(r" at (http://[\d.]+:\d+)/", line):
+                yield process, found[1]
+                break
+        else:
+            raise AssertionError("the server did not start")
+    finally:
+        process.kill()
+        process.wait()

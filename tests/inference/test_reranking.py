@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import mttl
-from helpers.command import train
-from helpers.gyms import TINY_LLAMA, TINY_T5, write_config
-from helpers.raw import write_jsonl
+from helpers.dialogues import train_dialogues
 from inference.test_logit_sum import full_logits
 from mttl.assembly.model import Built
 from mttl.io.errors import TaskError
@@ -38,14 +35,8 @@ RECORDS = [record(number) for number in (1, 4, 30)]
 @pytest.fixture(scope="module", params=["t5", "llama"])
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Built:
     root: Path = tmp_path_factory.mktemp(request.param)
-    write_jsonl(root / "talk.jsonl", map(record, range(20)))
-    (root / "tasks.yaml").write_text(TASKS)
-    kind = {"t5": TINY_T5, "llama": TINY_LLAMA}[request.param]
-    data = {"tasks": str(root / "tasks.yaml"), "dir": None, "partition": "auto"}
-    data |= {"max_input_length": 80, "max_output_length": 8}
-    sections: dict[str, Any] = {"data": data, "backbone": {**kind, "initial_scale": {"*": 3.0}}}
-    short = ("trainer.max_steps=1", "data.validation=none", "data.evaluate=[]")
-    return mttl.load(train(write_config(root / "tiny.yaml", root, **sections), "talk", *short).path)
+    data = {"max_input_length": 80, "max_output_length": 8, "validation": "none", "evaluate": []}
+    return train_dialogues(root, TASKS, map(record, range(20)), request.param, **data)
 
 
 def encoded(run: Built, task: str, text: str) -> list[list[int]]:

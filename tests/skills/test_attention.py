@@ -12,7 +12,6 @@ from helpers.compare import assert_same
 from helpers.modes import adapted
 from mttl.adaptation.modes import apply_mode
 from mttl.config.optim_schema import AdamW
-from mttl.merging.fold import average_mixing, fold
 from mttl.routing import AverageRouter, RoutingSlot
 from mttl.skills import AdapterInventory, LoRAInventory, SkilledModel, attach_skills
 from mttl.skills.attention import AttendedInventory
@@ -193,9 +192,3 @@ def test_adaptation_takes_the_attention_for_the_router():
     apply_mode(model, "from_scratch")
     attention = next(iter(model.skilled_layers().values())).inventory.attention
     assert not attention.value_change.any()
-
-
-def test_attention_has_no_plain_weights():
-    model = model_of()
-    with pytest.raises(ValueError, match="attention chooses skills by token, so a task has no"):
-        fold(model, average_mixing(model.router))

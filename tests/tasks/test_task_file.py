@@ -137,9 +137,9 @@ def test_mistakes_are_explained(old, new, message):
     assert "; the key" not in str(caught.value)  # one mistake, one message
 
 
-@pytest.mark.parametrize("page", ["howto/use_your_data.md", "reference/task_files.md"])
+@pytest.mark.parametrize("page", ["../README", "howto/use_your_data", "reference/task_files"])
 def test_task_files_in_the_documents_load(page, tmp_path):
-    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / f"docs/{page}.md").read_text(encoding="utf-8")
     files = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert files
     for number, file in enumerate(files):

@@ -1,11 +1,6 @@
 """`mttl train` with a section rl: what a run leaves behind, stops, resumes, and mistakes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +8,7 @@ import pytest
 import torch
 
 from helpers.babyai import LEVELS, TINY
-from helpers.command import ROOT, load_recipe, read_csv, start, train
+from helpers.command import load_recipe, read_csv, start, train
 from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
@@ -30,7 +25,6 @@ from mttl.commands import babyai_record, show
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config, load_config
 from mttl.io.errors import ConfigError, TrainingError
-from mttl.runtime.command import INTERRUPTED
 
 STEPS = 4 * 4  # rollouts × minibatches
 
@@ -255,10 +249,7 @@ def test_levels_are_recorded_to_one_file(tmp_path, capsys, refused) -> None:
     ("change", "message"),
     [
         ({"--out": "record.zip"}, "record.zip' must end in .npz"),
-        ({"--levels": "GoToMars"}, "unknown level 'GoToMars'"),
         ({"--levels": "KeyInBox"}, "bot cannot play level 'KeyInBox'"),
-        ({"--episodes": "0"}, "'0' must be a whole number of at least 1"),
-        ({"--workers": "-1"}, "'-1' must be a whole number of at least 0"),
     ],
 )
 def test_mistakes_of_recording_leave_no_file(tmp_path, refused, monkeypatch, change, message):
@@ -267,43 +258,4 @@ def test_mistakes_of_recording_leave_no_file(tmp_path, refused, monkeypatch, cha
     assert message in refused(
         babyai_record.main, *(part for each in options.items() for part in each)
     )
-    assert not list(tmp_path.iterdir())
-
-
-def processes_of(session: int) -> list[int]:
-    """Return the living processes of a session."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if fields[3] == str(session) and fields[0] != "Z":
-            found.append(int(folder.name))
-    return found
-
-
-@pytest.mark.slow
-def test_interrupting_leaves_no_file_and_no_process(tmp_path: Path) -> None:
-    """Ctrl-C reaches the whole group of a terminal: the command and its workers."""
-    command = [sys.executable, "-m", "mttl", "babyai", "record"]
-    command += ["--levels", "BossLevel", "--episodes", "100000", "--workers", "2"]
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "record.npz")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-        # A job in the background of a shell ignores SIGINT, and so do its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    deadline = time.monotonic() + 120
-    while len(processes_of(process.pid)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=150)
-    assert process.returncode == INTERRUPTED
-    assert errors == "interrupted\n"
-    assert not processes_of(process.pid)
     assert not list(tmp_path.iterdir())

@@ -72,11 +72,8 @@ def test_an_existing_run_is_never_overwritten(fails, config, tmp_path):
     [
         ('data.partition={"train":[copy,revers]}', "skip_missing"),
         ("backbone.kind=pretrained backbone.name=nobody/nothing", "hf download nobody/nothing"),
-        ("skills.rnk=4", "section 'skills' has no setting 'rnk'. Did you mean 'rank'?"),
         ("skills.targets=[q_prj]", "the target 'q_prj' matches no linear layer"),
         ("data.samples=[7]", "7"),
-        ("data.dir=nowhere", "nowhere"),
-        ("data.partition=nowhere.json", "'nowhere.json'"),
         ("data.packed_length=96", "data.packed_length (96) needs a decoder-only backbone; use"),
         ("trainer.max_steps=-1 trainer.max_time=00:00:00:05", "max_steps or max_epochs must be"),
     ],

@@ -12,7 +12,7 @@ from mttl.config.load import load_config
 from mttl.io.errors import ConfigError
 
 PACKED = "data.packed_length=96"
-SHORT = ("data.evaluate=[dev]", "router.relaxed=false")
+SHORT = ("data.evaluate=[]", "router.relaxed=false")
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,16 @@ from helpers.gyms import TASKS, write_config, write_gym
 from helpers.tiny_run import answers, check_best_is_known, losses
 from mttl.checkpoints.run_folder import RunFolder
 
-ONE = ("trainer.max_steps=1", "trainer.val_check_interval=1")
+UNSCORED = "data.evaluate=[]"
 
 
 def test_another_seed_is_another_run(config: Path, whole: RunFolder) -> None:
-    other = train(config, "other", "run.seed=14", *ONE)
+    other = train(config, "other", "run.seed=14", UNSCORED, "trainer.max_steps=1")
     assert losses(other)[0] != losses(whole)[0]
 
 
 def test_half_precision_stays_near_full_precision(config: Path) -> None:
-    clip = ("trainer.gradient_clip_val=1.0", "trainer.max_steps=4")
+    clip = ("trainer.gradient_clip_val=1.0", "trainer.max_steps=4", UNSCORED)
     full = train(config, "full", *clip)
     run = train(config, "half", *clip, "trainer.precision=bf16-mixed")
     # bfloat16 keeps 8 bits; a few steps do not let the rounding grow.
@@ -29,7 +29,7 @@ def test_half_precision_stays_near_full_precision(config: Path) -> None:
 
 
 def test_gradient_checkpointing_changes_no_loss(config: Path, whole: RunFolder) -> None:
-    run = train(config, "checkpointing", "backbone.gradient_checkpointing=true")
+    run = train(config, "checkpointing", "backbone.gradient_checkpointing=true", UNSCORED)
     # The recomputed activations are bit-identical: same operations, same noise.
     assert losses(run) == losses(whole)
 
@@ -37,7 +37,7 @@ def test_gradient_checkpointing_changes_no_loss(config: Path, whole: RunFolder) 
 @pytest.mark.slow
 def test_compilation_changes_no_loss_but_for_rounding(config: Path) -> None:
     # Dropout draws other numbers when compiled.
-    still = ["backbone.config.dropout_rate=0.0", "trainer.max_steps=4"]
+    still = ["backbone.config.dropout_rate=0.0", "trainer.max_steps=4", UNSCORED]
     plain = train(config, "plain", *still)
     compiled = train(config, "compiled", *still, "backbone.compile=true")
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
@@ -67,7 +67,7 @@ def test_early_stopping_stops(config: Path) -> None:
 def test_the_last_step_is_validated(bounds, interval, validated, config: Path, capsys) -> None:
     steps = [f"trainer.{bounds}", f"trainer.val_check_interval={interval}"]
     steps += ["trainer.max_steps=-1"] * bounds.startswith("max_epochs")
-    run = train(config, f"{bounds}-{interval}", "data.evaluate=[]", *steps)
+    run = train(config, f"{bounds}-{interval}", UNSCORED, *steps)
     assert list(column(run.metrics, "val/score")) == validated
     check_best_is_known(torch.load(run.last, weights_only=False), run)
     best = torch.load(run.best, weights_only=False)["global_step"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.played_build import play
+from helpers.processes import wait_for
 from helpers.raw import copying_task, make_task, rows, write_jsonl, write_raw
 from mttl.tasks import sample_files
 from mttl.tasks.building import build_gym
@@ -245,9 +246,7 @@ def test_processes_that_work_are_stopped_and_clean_up(tmp_path):
     """As after Ctrl-C: the generator is closed while one of them is busy."""
     found = build_played(["slow", "a"], tmp_path, 2)
     assert next(found).task == "a"
-    start = time.monotonic()
-    while not (tmp_path / "begun").exists() and time.monotonic() - start < 120:
-        time.sleep(0.01)
+    wait_for((tmp_path / "begun").exists)
     start = time.monotonic()
     found.close()
     assert time.monotonic() - start < 120  # it would sleep for longer

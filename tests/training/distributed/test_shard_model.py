@@ -22,7 +22,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return torch.load(folder / "results.pt")
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("name", SOME)
 def test_the_processes_train_and_answer_as_one(results: dict[str, Any], name: str) -> None:
     check(results[name], name)
