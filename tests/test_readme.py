@@ -2,14 +2,21 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import torch
+from transformers import ByT5Tokenizer
 
 from helpers.command import ROOT, python, train
 from helpers.gyms import TINY_T5, write_config, write_gym
 from helpers.new_tasks import train_source
+from helpers.printed import commands, text
+from helpers.raw import write_jsonl
+from mttl.__main__ import main
+from mttl.io import yaml12
 from mttl.models.backbone import build_random
+from mttl.runtime.command import run_command
 
 PAGES = ("README.md", "docs/howto/adapt.md", "docs/howto/add_a_router.md")
 # In one process: most of the time of each is spent on importing libraries.
@@ -58,6 +65,48 @@ def test_a_run_is_loaded_and_answers(tmp_path: Path, capsys) -> None:
     capsys.readouterr()
     exec(block.replace("runs/crossfit", str(run.path)).replace("verb_past", "reverse"), {})
     assert capsys.readouterr().out.startswith("['")
+
+
+def test_the_commands_for_custom_files_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    """From three small files; `mttl serve` would go on, so that its options alone are read."""
+    monkeypatch.chdir(tmp_path)
+    (tasks,) = re.findall(r"```yaml\n(.*?)```", text("README.md"), re.DOTALL)
+    Path("tasks.yaml").write_text(tasks, encoding="utf-8")
+    moods = [f"{i} was {['good', 'bad'][i % 2]},{['good', 'bad'][i % 2]}\n" for i in range(160)]
+    for file in ("reviews.csv", "reviews_test.csv", "urgent.csv", "questions.csv"):
+        head = "input,label\n" if file == "questions.csv" else "text,label\n"
+        Path(file).write_text(head + "".join(moods), encoding="utf-8")
+    write_jsonl(Path("articles.jsonl"), [{"body": f"b {i}", "title": f"t {i}"} for i in range(260)])
+    build_random("t5", TINY_T5["config"]).save_pretrained("MODEL")
+    ByT5Tokenizer().save_pretrained("MODEL")
+    few = ["data.max_eval_rows=2", "data.batch_size=8", "skills.rank=2"]
+    more = {
+        "train": ["trainer.max_steps=1", *few],
+        "adapt": ["adapt.max_steps=1", "adapt.batch_size=8", *few[:1]],
+    }
+    ours = [
+        command for command in commands(text("README.md")) if re.search("mine|DATA", str(command))
+    ]
+    names = [Path(command.script).stem for command in ours]
+    assert names == ["init", "train", "adapt", "predict", "serve", "export", "compare"]
+    for name, command in zip(names, ours, strict=True):
+        if name in ("serve", "compare"):
+            continue
+        if name == "init":
+            Path("DATA").mkdir()
+            for file in ("reviews.csv", "reviews_test.csv", "urgent.csv", "articles.jsonl"):
+                shutil.copy(file, "DATA")
+            capsys.readouterr()
+        words = [name, *command.words, *(["-k"] if name == "adapt" else []), *more.get(name, [])]
+        assert run_command(lambda words=words: main(words)) == 0, words
+        if name == "init":
+            proposed = yaml12.parse(capsys.readouterr().out)["tasks"]
+            assert proposed["reviews"]["source"]["test"] == "DATA/reviews_test.csv"
+            assert proposed["urgent"]["output"] == "{label}"
+            assert proposed["articles"]["input"] == "{body}"
+    predicted = Path("answers.csv").read_text(encoding="utf-8").splitlines()
+    assert len(predicted) == len(moods) + 1
+    assert (tmp_path / "adapters" / "mood" / "adapter_config.json").is_file()
 
 
 def test_a_run_is_adapted(tmp_path: Path) -> None:
