@@ -61,7 +61,7 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
                         write_samples(task, making / task.name, samples or data.samples)
                     update_task_table(making, tasks.values())
                 _log.info("converted the tasks %s", ", ".join(tasks))
-    return Gym(folder, data.metrics)
+    return Gym(folder, data.metrics, data.tasks or "")
 
 
 def training_tasks(config: Config) -> tuple[Gym, list[str]]:
