@@ -197,6 +197,7 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
         ({"input": "a"}, [*COPY, "--metric", "bertscore model=x"], "'x') must be a folder with an"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
         ({}, COPY, ", row 1: the column 'input' is missing; columns are "),
+        ({"word": "a", "task": "kopy"}, [], "row 1: unknown task 'kopy'. Did you mean 'copy'"),
         ({"word": "a"}, [], "row 1: the task is missing; add a column 'task' or --task NAME"),
         ({"input": "a"}, ["--candidates", "2", "--rerank", "a=1,b=2"], "(separated by blanks)"),
         ({"input": "a"}, ["--top-p", "2"], "--top-p (2.0) must be at most 1"),
