@@ -84,6 +84,7 @@ ANSWERS = [
     ("pl_predict.py", USER_MISTAKE, "name a run with --from RUN"),
     ("mttl", 0, "Train an inventory of skills"),
     ("mttl --version", 0, "mttl 0.1.0"),
+    ("mttl predict --out -", USER_MISTAKE, "argument --out: '-' must be a path; mttl predict"),
     ("mttl trainn", USER_MISTAKE, "unknown command 'trainn'. Did you mean 'train'"),
     ("mttl --train", USER_MISTAKE, "unrecognized arguments: --train"),
 ]
@@ -103,6 +104,10 @@ NAMES = {
     "train": [
         (["-c", "crosfit.yaml"], "Did you mean 'crossfit.yaml'"),
         (["-c", "crossfit.yaml", "-k", "optim.lrr=1"], "Did you mean 'lr'?"),
+        (
+            ["-c", "babyai.yaml+router/xlora.yaml"],
+            "does not work with router.kind 'xlora': it reads",
+        ),
         (["-c", "crossfit.yaml", "-k", "data.dir=absent"], "the folder of tasks 'absent' does not"),
         (["-c", "crossfit.yaml", "-k", "data.partition=x.json"], "the file 'x.json' does not"),
         (["-c", "crossfit.yaml", "-k", "run.start=EMPTY"], "has no trained skills"),

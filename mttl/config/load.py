@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.config_errors import Sources, format_errors
 from mttl.config.plugin_section import IMPORT
 from mttl.config.schema import Config
@@ -17,7 +18,7 @@ from mttl.io import yaml12
 from mttl.io.errors import ConfigError, nearest
 from mttl.io.files import shipped_folder
 from mttl.io.reading import read_table, read_text, shown
-from mttl.plugins.describe import notes_of
+from mttl.plugins.describe import described, notes_of
 
 Tree = dict[str, Any]
 C = TypeVar("C", bound=Section)
@@ -109,6 +110,10 @@ def load_any_config(
         config = schema.model_validate(tree, context=plugins)
     except ValidationError as error:
         found = format_errors(error, tree, sources, schema)
+        kind = str(tree.get("router", {}).get("kind"))
+        lack = described("routers").get(kind, {}).get("lacks", {}).get("policies")
+        if schema is BabyAIConfig and isinstance(lack, str):  # its file has more settings for text
+            found = f"a policy (section rl) does not work with router.kind '{kind}': {lack}"
         if len(_missing(tree, schema)) > 1:
             whole = CUSTOM if tree.get("data", {}).get("tasks") else world.whole
             of_folder = f"{paths[0].parent.name}.yaml"  # parts lie in folders of their worlds
