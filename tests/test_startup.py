@@ -84,6 +84,7 @@ ANSWERS = [
     ("pl_predict.py", USER_MISTAKE, "name a run with --from RUN"),
     ("mttl", 0, "Train an inventory of skills"),
     ("mttl --version", 0, "mttl 0.1.0"),
+    ("mttl predict --out -", USER_MISTAKE, "argument --out: '-' must be a path; mttl predict"),
     ("mttl trainn", USER_MISTAKE, "unknown command 'trainn'. Did you mean 'train'"),
     ("mttl --train", USER_MISTAKE, "unrecognized arguments: --train"),
 ]

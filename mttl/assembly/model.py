@@ -106,15 +106,19 @@ def load_source(model: SkilledModel, config: Config, tasks: Sequence[str]) -> No
             theirs["skills"]["n_skills"], built_from.router, len(saved.tasks)
         )
         ours["skills"]["n_skills"] = model.router.n_skills
+        if theirs["skills"]["n_skills"] != model.router.n_skills:  # a cause is the kind of router
+            theirs.setdefault("router", {"kind": built_from.router.kind})
+            ours.setdefault("router", {"kind": config.router.kind})
     if fusion is not None:  # frozen skills need the same form of inputs
         theirs["data"] = {"prefix": built_from.data.prefix}
         ours["data"] = {"prefix": config.data.prefix}
     if differing := [line for _, line in differences(theirs, ours, "{} there, {} here")]:
-        fragment = "aggregation/fusion.yaml" if fusion else "router/average.yaml"
+        more = "" if config.run.start_router else ", with +router/NAME.yaml of as many skills"
+        more = "+aggregation/fusion.yaml" if fusion else more
         listed = "\n".join(differing)
         raise CheckpointError(
             f"the configuration differs from that of {name} '{source}':\n{listed}\n"
-            f"Use its own configuration: -c {source}/config.yaml+{fragment}"
+            f"Use its own configuration: -c {source}/config.yaml{more}"
         )
     if built_from.data.prefix != config.data.prefix:  # an error above for a fusion
         _log.warning(
@@ -290,7 +294,7 @@ def assemble(
             network, moe, slot=slot, granularity=router.granularity, groups=attachment.groups
         )
         attachment = replace(attachment, groups=token_layers.groups)
-    with raised_as(ConfigError, "section router", ValueError):
+    with raised_as(ConfigError, f"section router ({router.kind})", ValueError):
         embeddings: Any = network.get_input_embeddings()
         task_router = build_router(
             *(router, len(attachment.groups), tasks, n_heads, n_skills),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mttl.commands.options import POSITIVE, CommandParser, command
-from mttl.io.errors import CheckpointError, ConfigError, raised_as
+from mttl.io.errors import CheckpointError, ConfigError, raised_as, some
 from mttl.runtime.command import make_console, say
 
 if TYPE_CHECKING:
@@ -156,13 +156,14 @@ def base_model(folders: "Sequence[PeftFolder]", given: str | None) -> str:
     """Return the name of the adapters' base model."""
     if given is not None:
         return given
-    bases = {folder.config.get("base_model_name_or_path") for folder in folders}
-    if len(bases) > 1:
+    bases = {folder.path: folder.config.get("base_model_name_or_path") for folder in folders}
+    if len({*bases.values()}) > 1:
+        named = some([f"{base!r} ('{path}')" for path, base in bases.items()])
         raise ConfigError(
-            f"the adapters name different base models: {', '.join(sorted(map(repr, bases)))}; if "
-            "these names mean one model, name it with --backbone"
+            f"the adapters name different base models: {named}; if these names mean one model, "
+            "name it with --backbone"
         )
-    if base := bases.pop():
+    if base := bases.popitem()[1]:
         return base
     raise ConfigError("the adapter does not name its base model; name it with --backbone")
 

@@ -15,7 +15,7 @@ hub. A command adds all of its sources or none, and lists every problem.
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mttl.commands.options import LIST, NATURAL, POSITIVE, CommandParser, command
-from mttl.io.errors import CheckpointError, ConfigError, MttlError
+from mttl.io.errors import CheckpointError, ConfigError, MttlError, grouped
 from mttl.io.files import new_folder, write_table
 from mttl.library.member_card import check_library
 from mttl.runtime.command import make_console, say
@@ -165,7 +165,7 @@ def run(library: "Library", options: argparse.Namespace) -> None:
         raise ConfigError("--general names all members; leave at least one as a skill")
     overrides = list(options.override)
     if load_config(options.config, overrides, as_written=True).data.prefix == "auto":
-        prefixes = {library.card(name).training.get("prefix") for name in names}
+        prefixes = {name: library.card(name).training.get("prefix") for name in names}
         overrides.append(f"data.prefix={_prefix_of(prefixes)}")
     config = load_config(options.config, overrides)
     for given in options.override:
@@ -202,15 +202,15 @@ def run(library: "Library", options: argparse.Namespace) -> None:
     say(f"The run is in {options.out}")
 
 
-def _prefix_of(prefixes: set[str | None]) -> str:
-    """Return the members' common task prefix; `none` if no card has one."""
-    known = prefixes - {None} or {"none"}
+def _prefix_of(prefixes: Mapping[str, str | None]) -> str:
+    """Return the common task prefix of members by name; `none` if no card has one."""
+    known = {p: [n for n, own in prefixes.items() if own == p] for p in prefixes.values() if p}
     if len(known) > 1:
-        found = ", ".join(sorted(map(str, known)))
         raise ConfigError(
-            f"members differ in data.prefix ({found}): use --members, or -k data.prefix=…"
+            f"members differ in data.prefix ({'; '.join(grouped(known))}): use --members, or -k "
+            "data.prefix=…"
         )
-    return str(known.pop())
+    return next(iter(known), "none")
 
 
 def export(library: "Library", options: argparse.Namespace) -> None:

@@ -201,7 +201,10 @@ class Command:
         file = self.work.__globals__  # type: ignore[attr-defined]
         parser = make_parser(NAMES[file["__name__"].rpartition(".")[2]], file["__doc__"])
         self.declare(parser)
-        return parser.parse_args(given, argparse.Namespace(arguments=given))
+        options = parser.parse_args(given, argparse.Namespace(arguments=given))
+        if str(getattr(options, "out", None)) == "-":
+            parser.error("argument --out: '-' must be a path; mttl predict prints without --out")
+        return options
 
     def __call__(self, arguments: list[str] | None = None) -> int:
         """Parse the command line, run, and return the exit status."""

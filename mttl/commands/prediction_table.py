@@ -47,7 +47,6 @@ Models = Mapping[str, tuple[Built, str]]  # a model by name, and its task
 Choices = Sequence[Sequence[str]]
 CHUNK = 8  # batches that are sorted by length and written together
 MOST_LABELS = 20  # in a printed confusion matrix
-NO_TASK = "the task is missing; add a column 'task' or --task NAME"
 
 
 class Answered(Record):
@@ -149,10 +148,12 @@ def prediction_table(options: Namespace) -> None:
         say(empty, stderr=True)
 
 
-def _find(models: Models, name: str) -> tuple[Built, str]:
+def _find(models: Models, name: str | None, place: str = "") -> tuple[Built, str]:
+    if name is None:
+        raise TaskError(f"{place}the task is missing; add a column 'task' or --task NAME")
     if name not in models:
         advice = "Load adapted tasks with --adapted DIR"
-        raise TaskError(f"unknown task '{name}'.{nearest(name, models)} {advice}")
+        raise TaskError(f"{place}unknown task '{name}'.{nearest(name, models)} {advice}")
     return models[name]
 
 
@@ -200,8 +201,8 @@ def _with_inputs(rows: Rows, options: Namespace, models: Models, place: str) -> 
     for number, row in enumerate(rows, 1):
         name = row.get("task") or options.task
         template = given or known.get(str(name))
-        if name is None and given is None and "input" not in row:
-            raise TaskError(f"{place}, row {number}: {NO_TASK}")
+        if "input" not in row and (given is None or name is not None):
+            _find(models, name and str(name).strip(), f"{place}, row {number}: ")
         if template is not None and (given or template.applies(row)):
             row = template.filled(row, f"{place}, row {number}")
         elif template is not None:
@@ -215,9 +216,7 @@ def _tasks_of(rows: Rows, task: str | None, models: Models, place: str) -> list[
     names = [(text_of(row, "task") or task) if text_of(row, "input") else "" for row in rows]
     for number, (name, row) in enumerate(zip(names, rows, strict=True), 1):
         with raised_as(TaskError, f"{place}, row {number}", TaskError):
-            if name is None:
-                raise TaskError(NO_TASK)
-            if name:
+            if name != "":
                 model, own = _find(models, name)
                 model.form.prompt_prefix(own, model.form.codes_in(own, row))  # checks the codes
     return [str(name) for name in names]

@@ -63,7 +63,7 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
                     list(pool.map(convert, tasks.values()))
                     update_task_table(making, tasks.values())
                 _log.info("converted the tasks %s", ", ".join(tasks))
-    return Gym(folder, data.metrics)
+    return Gym(folder, data.metrics, data.tasks or "")
 
 
 def training_tasks(config: Config) -> tuple[Gym, list[str]]:

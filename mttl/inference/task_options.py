@@ -75,7 +75,7 @@ def task_options(gym: Gym, task: str, samples: Sequence[int]) -> list[str]:
     """
     named = gym.options(task)
     if named:
-        return check_choices(named, f"'{gym.directory / 'TASKS.csv'}', options of '{task}'")
+        return check_choices(named, f"{gym.described_in}, options of '{task}'")
     if (template := gym.template(task)) and template.dialogue:
         return []
     found: set[str] = set()
@@ -122,7 +122,7 @@ def wanted_options(
     if lacking and mode == "rank":
         raise TaskError(
             f"these tasks have no options to rank: {some(lacking)}. Add them to "
-            f"'{gym.directory / 'TASKS.csv'}' in the column 'options' (yes|no), or use at most "
+            f"{gym.described_in} as 'options', or use at most "
             f"{MOST_OPTIONS} distinct answers with {ROWS_EACH} training rows each, or set "
             "generation.mode: both to rank only tasks with options"
         )

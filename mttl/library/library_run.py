@@ -64,7 +64,8 @@ def make_run(
             )
     changes = [member.changes for member in members]
     if general:
-        changes = without_general(changes, [library.member(name).changes for name in general])
+        common = {name: library.member(name).changes for name in general}
+        changes = without_general(dict(zip(names, changes, strict=True)), common)
     layers = stack_members(changes)
     config = with_members(config, layers, mix=mix)
     imported = build_imported(config, layers, list(owners))
@@ -86,7 +87,10 @@ def make_run(
         general=list(general),
     )
     files = {"config.yaml": dump_config(config), MEMBERS: facts.text()}
-    save_imported(out, imported, inventory_settings(config, descriptions), files)
+    options = {member.card.task: member.card.options for member in members}
+    templates = {member.card.task: member.card.template for member in members}
+    own = inventory_settings(config, descriptions, options, templates)
+    save_imported(out, imported, own, files)
     return config, imported
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from mttl.io.errors import CheckpointError
 from mttl.io.reading import printable
 from mttl.io.record import Record
+from mttl.tasks.record_template import RecordTemplate
 
 LIBRARY = "library.json"  # index of the members
 CARD = "card.json"
@@ -55,3 +56,5 @@ class MemberCard(Record):
     licence: str | None = None
     training: dict[str, Any] = Field(default_factory=dict)  # settings
     scores: list[dict[str, str]] = Field(default_factory=list)  # split, metric, score and n
+    options: list[str] = Field(default_factory=list)  # of the task in its run, like the template
+    template: RecordTemplate | None = None

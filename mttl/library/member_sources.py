@@ -79,10 +79,11 @@ class Found:
             self.problems.append(str(error))
 
     def _read_folder(self, folder: Path, name: str) -> None:
+        is_run = find_inventory(folder) or (folder / "config.yaml").is_file()  # or unfinished
         if is_library(folder):
             library = open_library(folder)
             self.members += map(library.member, library.members)
-        elif not _is_adapter(folder) and find_inventory(folder):
+        elif is_run and not _is_adapter(folder):
             self.runs += 1
             self._read_run(folder)
         else:
@@ -127,6 +128,8 @@ class Found:
                 ],
                 data=data,
                 training=training | facts,
+                options=built.form.task_options.get(name, []),
+                template=built.form.task_templates.get(name),
             )
             self.members.append(Member(card, changes))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from mttl.io.errors import CheckpointError, ConfigError
 from mttl.merging.low_rank_factors import LowRank
 
-Changes = Mapping[str, LowRank]
+Named = Mapping[str, Mapping[str, LowRank]]  # changes by member
 
 
 def stack_members(
@@ -42,7 +42,7 @@ def stack_members(
     return stacked
 
 
-def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> list[Changes]:
+def without_general(members: Named, general: Named) -> list[Mapping[str, LowRank]]:
     r"""Return members less the mean of general ones, factor by factor.
 
     In each layer a member's factors become :math:`A_t - \frac1G \sum_g A_g` and
@@ -58,18 +58,18 @@ def without_general(members: Sequence[Changes], general: Sequence[Changes]) -> l
         Bagherifard, Rajabzadeh et al., *GenKnowSub: Improving Modularity and Reusability of LLMs
         through General Knowledge Subtraction*, ACL 2025.
     """
-    less: list[Changes] = []
-    for member in map(dict, members):
+    less: list[Mapping[str, LowRank]] = []
+    for name, member in ((name, dict(changes)) for name, changes in members.items()):
         for path, part in member.items():
-            known = [one[path] for one in general if path in one]
-            ranks = {one.rank for one in (part, *known)}
-            if len(ranks) > 1:
+            known = {other: one[path] for other, one in general.items() if path in one}
+            if any(one.rank != part.rank for one in known.values()):
+                ranks = ", ".join(f"'{n}' {one.rank}" for n, one in {name: part, **known}.items())
                 raise ConfigError(
-                    f"'{path}' needs equal ranks in members and general ones, not {sorted(ranks)}"
+                    f"'{path}' needs equal ranks in a member and general ones: {ranks}"
                 )
             if known:
-                down = torch.stack([one.down for one in known]).mean(0)
-                up = torch.stack([one.up for one in known]).mean(0)
+                down = torch.stack([one.down for one in known.values()]).mean(0)
+                up = torch.stack([one.up for one in known.values()]).mean(0)
                 member[path] = LowRank(part.down - down, part.up - up)
         less.append(member)
     return less

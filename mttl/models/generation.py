@@ -100,6 +100,14 @@ def search_file(
     return config
 
 
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip: bool = True) -> str:
+    """Return the text of ids, with none for special ones (``skip``) and those of no token."""
+    if max(ids, default=0) >= len(tokenizer):
+        known = set(tokenizer.get_vocab().values())
+        ids = [token for token in ids if token in known]
+    return str(tokenizer.decode(ids, skip_special_tokens=skip))
+
+
 def generate_texts(
     generate: Callable[..., Tensor],
     tokenizer: PreTrainedTokenizerBase,
@@ -112,4 +120,4 @@ def generate_texts(
     ids = generate(**inputs, **settings)
     if decoder_only:
         ids = ids[:, inputs["input_ids"].shape[1] :]
-    return [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+    return [decode(tokenizer, row).strip() for row in ids.tolist()]

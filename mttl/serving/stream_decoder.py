@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 
 from transformers import PreTrainedTokenizerBase
 
+from mttl.models.generation import decode
 from mttl.serving.generation_request import GenerationRequest, Piece, ScoredToken
 
 # A token's log-probability, and alternative ids with theirs.
@@ -86,7 +87,8 @@ class StreamDecoder:
                 break  # its text is not complete yet
             self._n_sent_tokens += 1
             logprob, others = self._scores[place]
-            named = tuple((str(self._tokenizer.decode([other])), value) for other, value in others)
+            texts = [decode(self._tokenizer, [other], skip=False) for other, _ in others]
+            named = tuple(zip(texts, (value for _, value in others), strict=True))
             tokens.append(ScoredToken(answer[begin:end], begin, logprob, named))
         new, self._sent = answer[self._sent :], max(len(answer), self._sent)
         if new or tokens or finish is not None:
@@ -99,10 +101,10 @@ class StreamDecoder:
         if BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
             return True
         is_open = self._n_whole < len(self._ids) - 1
-        return is_open and not self._tokenizer.decode([token], skip_special_tokens=True)
+        return is_open and not decode(self._tokenizer, [token])
 
     def _text(self, n_tokens: int | None = None) -> str:
-        return str(self._tokenizer.decode(self._ids[:n_tokens], skip_special_tokens=True))
+        return decode(self._tokenizer, self._ids[:n_tokens])
 
 
 def settled(text: str, stops: Sequence[str], *, eager: bool = True) -> str:

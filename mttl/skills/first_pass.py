@@ -24,8 +24,8 @@ def add_first_pass(
     """
     if has_encoder(backbone):
         raise ValueError(
-            "the router weighs the tokens of one stack, but an encoder-decoder has two; use a "
-            "decoder-only backbone, or router.kind: smear"
+            "the router weighs the tokens of one stack, but an encoder-decoder has two "
+            f"({type(backbone).__name__}); use a decoder-only backbone, or router.kind: smear"
         )
     stack: Any = last_stack(backbone) or getattr(backbone, "base_model", backbone)
     inside = set(stack.modules())

@@ -44,16 +44,20 @@ def options_cell(options: Sequence[str]) -> str:
 class Gym:
     """The tasks of one folder, which is listed once; rows are read on demand.
 
-    ``metrics`` take precedence over those of TASKS.csv.
+    ``metrics`` take precedence over those of TASKS.csv. Messages name the task ``file``, if given.
 
     Raises:
         TaskError: If the folder is missing or has no task, or ``metrics`` has an unknown task; also
             by methods that are called with an unknown task.
     """
 
-    def __init__(self, directory: str | Path, metrics: Mapping[str, str] | None = None):
+    def __init__(
+        self, directory: str | Path, metrics: Mapping[str, str] | None = None, file: str = ""
+    ):
         self.directory = Path(directory)
         self.table = self.directory / "TASKS.csv"
+        self.place = f"the task file '{file}'" if file else f"the folder '{self.directory}'"
+        self.described_in = f"'{file or self.table}'"
         self.metrics = metrics or {}
         self._train_answers = cache(self._read_answers)
         self._heads: dict[str, HeadForm] = {}
@@ -86,8 +90,7 @@ class Gym:
         if sample not in (samples := self.samples(task)):
             what, present = f"sample {sample}", samples
         raise TaskError(
-            f"task '{task}' has no {what} in '{self.directory / task}'; present: "
-            f"{', '.join(map(str, present))}."
+            f"task '{task}' has no {what} in {self.place}; present: {', '.join(map(str, present))}."
         )
 
     def rows(self, task: str, split: str, sample: int, max_rows: int | None = None) -> list[Row]:
@@ -116,7 +119,7 @@ class Gym:
                     "TASKS.csv (columns task,metric)"
                 )
             name = crossfit()[task].metric
-        place = "data.metrics" if given else f"'{self.table}'"
+        place = "data.metrics" if given else self.described_in
         text = self._said(task, "kind") == "text"
         check_metric(name, TaskError, f"{place}: the metric of '{task}'", text=text)
         published = task in published_sums() and name in METRIC_NAMES
@@ -132,8 +135,8 @@ class Gym:
         for task, text in found.items():
             if not text:
                 raise TaskError(
-                    f"{use}, but '{self.table}' has no description of '{task}'; add it in the "
-                    "column 'description'"
+                    f"{use}, but {self.described_in} has no description of '{task}'; add it as "
+                    "'description'"
                 )
         return found
 
@@ -188,7 +191,7 @@ class Gym:
     def template(self, task: str) -> RecordTemplate | None:
         """Return the templates of a custom or controlled task, or None."""
         text, edges = self._said(task, "template"), read_edges(self.directory / task)
-        place = f"'{self.table}', template of '{task}'"
+        place = f"{self.described_in}, template of '{task}'"
         found = RecordTemplate.parse(text, place) if text else None
         if edges:
             found = (found or RecordTemplate(input="{input}")).model_copy(update={"control": edges})
@@ -252,8 +255,7 @@ class Gym:
     def _files_of(self, task: str, place: str = "") -> dict[tuple[int, str], Path]:
         if task not in self._files:
             raise TaskError(
-                f"{place}the folder '{self.directory}' has no task "
-                f"'{task}'.{nearest(task, self._files)}"
+                f"{place}{self.place} has no task '{task}'.{nearest(task, self._files)}"
             )
         return self._files[task]
 

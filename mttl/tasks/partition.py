@@ -48,7 +48,7 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
     if absent and (not skip_missing or len(absent) == len(partition_tasks)):
         shown, hint = some([f"'{task}'" for task in absent], 10), nearest(absent[0], held)
         raise TaskError(
-            f"the folder '{gym.directory}' lacks {len(absent)} of the partition's "
+            f"{gym.place} lacks {len(absent)} of the partition's "
             f"{len(partition_tasks)} tasks: {shown}. Check data.dir and data.partition, build the "
             f"tasks, or set data.skip_missing=true to skip some.{hint}"
         )
@@ -58,7 +58,4 @@ def select_tasks(partition_tasks: Sequence[str], gym: Gym, skip_missing: bool) -
 def refuse_reserved(tasks: Sequence[str], gym: Gym) -> None:
     """Raise a `TaskError` for a task named like the mean over tasks."""
     if MEAN in tasks:
-        raise TaskError(
-            f"a task in '{gym.directory}' has the reserved name '{MEAN}'; rename its folder and "
-            "files"
-        )
+        raise TaskError(f"a task in {gym.place} has the reserved name '{MEAN}'; rename it")

@@ -87,6 +87,9 @@ def test_the_average_of_a_run_is_trained_further(learned, caplog) -> None:
     config = load_config(files, given)
     built = build_model(config, run.tasks)
     assert "data.prefix" not in caplog.text
+    private = load_config(f"{learned}/config.yaml+router/private.yaml", given[:1])
+    with pytest.raises(CheckpointError, match=r"router\.kind \(polytropon there, private here\)"):
+        build_model(private, [*run.tasks, "third"])
     build_model(load_config(files, [*given, "data.prefix=code"]), run.tasks)
     told = f"were trained with data.prefix={config.data.prefix}, and training continues with code"
     assert told in caplog.text  # inputs would begin otherwise

@@ -121,12 +121,12 @@ def test_many_folders_come_in_with_one_command(skills: Path, capsys) -> None:
     ("told", "prefix"), [({None}, "none"), ({"code"}, "code"), ({None, "name"}, "name")]
 )
 def test_inputs_begin_as_in_the_training_of_members(told: set[str | None], prefix: str) -> None:
-    assert LIBRARY._prefix_of(told) == prefix
+    assert LIBRARY._prefix_of(dict(enumerate(told))) == prefix
 
 
 def test_members_that_read_inputs_in_two_ways_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"differ in data\.prefix \(name, none\): use"):
-        LIBRARY._prefix_of({"name", None, "none"})
+    with pytest.raises(ConfigError, match=r"differ in data\.prefix \(name: a; none: c, d\): use"):
+        LIBRARY._prefix_of({"a": "name", "b": None, "c": "none", "d": "none"})
 
 
 def test_members_answer_as_in_peft(place: Path, private: Path) -> None:
@@ -197,6 +197,10 @@ def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
     for path, layer in built.model.skilled_layers().items():
         saved |= {f"{path}.{name}": v for name, v in layer.inventory.state_dict().items()}
     save_file(saved, made / "skills" / "skills.safetensors")
+    meta = json.loads((made / "skills" / "meta.json").read_text())
+    kept = {"task_options": {"copy": ["a", "b"]}, "task_templates": {"copy": {"input": "{x}"}}}
+    meta["settings"]["data"] |= kept
+    (made / "skills" / "meta.json").write_text(json.dumps(meta))
     note_again(made / "skills")
     built = load_run(made)
     skills, again = tmp_path / "skills", tmp_path / "run"
@@ -210,6 +214,8 @@ def test_tasks_of_a_run_come_in_exactly(place: Path, tmp_path: Path) -> None:
     assert library("run", skills, "-c", config, "--out", again, *auto) == 0
     found = load_run(again)
     assert found.form.prefix == "code"  # as in their training
+    for name in kept:
+        assert getattr(found.form, name) == getattr(built.form, name) != {}
     assert library("run", skills, "-c", config, "--out", tmp_path / "named") == 0
     assert load_run(tmp_path / "named").form.prefix == "name"  # as the configuration says
     for task in TASKS:
@@ -245,6 +251,8 @@ def test_bad_members_are_refused_with_one_list(place, skills, tmp_path, refused)
         return Path(shutil.copytree(good, tmp_path / "bad" / name))
 
     (copy("half") / "adapter_config.json").unlink()
+    (tmp_path / "bad" / "unfinished").mkdir()
+    (tmp_path / "bad" / "unfinished" / "config.yaml").touch()
     (copy("empty") / "adapter_model.safetensors").unlink()
     config, tensors = read_peft(good).config, read_peft(good).tensors
     for name, changed in (
@@ -263,6 +271,7 @@ def test_bad_members_are_refused_with_one_list(place, skills, tmp_path, refused)
     told = refused(LIBRARY.main, "add", skills, *sources)
     for problem in (
         "is not a PEFT folder",
+        "unfinished' has no trained skills (no meta.json, also not in skills/). Name the folder of",
         "empty' has no adapter_model.safetensors",
         "nan/adapter_model.safetensors': 'base_model.model.model.layers.0.self_attn.q_proj.lora_",
         "rankless': the factors of 'model.layers.0.self_attn.q_proj' have shapes (0, ",

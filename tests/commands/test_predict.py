@@ -192,6 +192,7 @@ LONG = [*COPY, "--choices", "a" * 99 + "b", "a" * 99 + "c"]
         ({"input": "a"}, [*COPY, "--metric", "em"], "--metric ('em') must be one of"),
         ({"input": "a"}, [*COPY, "--metric", "critic model=x"], "'critic model=... label=...'"),
         ({"input": "a"}, ["--beams", "2", "--temperature", "1"], "remove one"),
+        ({"word": "a", "task": "kopy"}, [], "row 1: unknown task 'kopy'. Did you mean 'copy'"),
         ({"word": "a"}, [], "row 1: the task is missing; add a column 'task' or --task NAME"),
         ({"input": "a"}, ["--candidates", "2", "--rerank", "a=1,b=2"], "(separated by blanks)"),
         ({"input": "a"}, [*COPY, "--per-token"], "give --choices or a column 'choices'"),

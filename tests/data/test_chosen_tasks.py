@@ -61,6 +61,8 @@ def test_tasks_are_converted_once_into_the_cache(tasks: Path, run_file: Path) ->
     assert gym.directory.parent == Path(config.run.dir) / ".cache"
     assert gym.rows("first", "test", 100)[2].input == "test 2\ty\nz"
     assert gym.metric("second") == "ACC"
+    with pytest.raises(TaskError, match=r"the task file '.*mine.yaml' has no task 'frst'. Did you"):
+        gym.samples("frst")
     before = {path: path.stat().st_mtime_ns for path in gym.directory.glob("*/*")}
     assert len(before) == 9
     open_gym(config)

@@ -63,7 +63,7 @@ def test_prefix_and_descriptions(gym, byte_tokenizer):
         data = prepare(gym, byte_tokenizer, prefix=prefix, descriptions=descriptions)
         assert data[0]["input"] == expected
     gym.table.write_text("task,metric,description\na,EM,Do a.\nb,EM,\n")
-    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add it in the"):
+    with pytest.raises(TaskError, match=r"TASKS.csv' has no description of 'b'; add it as"):
         prepare(Gym(gym.directory), byte_tokenizer, descriptions=True)
 
 

@@ -31,7 +31,8 @@ def test_each_skill_changes_what_its_member_changes():
 def test_the_mean_of_general_members_is_subtracted():
     members = [member(2, "a", "b"), member(2, "a")]
     general = [member(2, "a"), member(2, "a", "c")]
-    one, other = without_general(members, general)
+    named = [dict(zip("xy", own, strict=True)) for own in (members, general)]
+    one, other = without_general(*named)
     for found, own in ((one["a"], members[0]["a"]), (other["a"], members[1]["a"])):
         for name in ("down", "up"):
             mean = sum(getattr(part["a"], name) for part in general) / 2
@@ -43,5 +44,5 @@ def test_the_mean_of_general_members_is_subtracted():
 def test_members_of_other_sizes_are_refused():
     with pytest.raises(ValueError, match=r"'a\.q' has 6 -> 5 features in one adapter and 4 -> 5"):
         stack_members([member(2, "a.q"), member(2, "a.q", n_in=6)])
-    with pytest.raises(ValueError, match="'a' needs equal ranks in members and general"):
-        without_general([member(2, "a")], [member(3, "a")])
+    with pytest.raises(ValueError, match="ranks in a member and general ones: 'one' 2, 'two' 3"):
+        without_general({"one": member(2, "a")}, {"two": member(3, "a")})

@@ -1,13 +1,11 @@
 """What is generated, as texts."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import ByT5Tokenizer, GenerationConfig
 
 from helpers.backbones import tiny_gpt2, tiny_llama
 from mttl.config.schema import Generation
@@ -24,16 +22,9 @@ def test_the_prompt_of_a_decoder_only_model_is_cut_off() -> None:
     def generate(input_ids: torch.Tensor, n: int) -> torch.Tensor:
         return torch.cat([input_ids, input_ids[:, -1:] + n], dim=1)
 
-    def decode(ids: torch.Tensor, skip_special_tokens: bool) -> list[str]:
-        assert skip_special_tokens
-        return [f" {row.tolist()} " for row in ids]
-
-    tokenizer: Any = SimpleNamespace(batch_decode=decode)
-    inputs = {"input_ids": torch.tensor([[1, 2], [3, 4]])}
-    answers = generate_texts(generate, tokenizer, inputs, decoder_only=True, n=5)
-    assert answers == ["[7]", "[9]"]
-    answers = generate_texts(generate, tokenizer, inputs, decoder_only=False, n=5)
-    assert answers == ["[1, 2, 7]", "[3, 4, 9]"]
+    inputs = {"input_ids": torch.tensor([[1, 100], [35, 101]])}
+    for n, only, due in ((5, True, ["f", "g"]), (5, False, ["af", "bg"]), (999, False, ["a", "b"])):
+        assert generate_texts(generate, ByT5Tokenizer(), inputs, decoder_only=only, n=n) == due
 
 
 def test_the_search_of_a_model_that_draws_by_itself(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ class Words:
     def __init__(self, clean: bool = False) -> None:
         self.clean_up_tokenization_spaces = clean
 
+    def __len__(self) -> int:
+        return len(self.PARTS)
+
     def convert_ids_to_tokens(self, token: int) -> str:
         return repr(self.PARTS[token])
 

@@ -37,7 +37,7 @@ def test_tasks_are_selected_in_the_order_of_the_partition_or_it_says_why_not(mak
     gym = make_gym({"a": 1, "mean": 1, "c": 1})
     assert select_tasks(["c", "a"], gym, skip_missing=False) == ["c", "a"]
     assert select_tasks(["c", "x", "a"], gym, skip_missing=True) == ["c", "a"]
-    with pytest.raises(TaskError, match=r"a task in '.*' has the reserved name 'mean'; rename its"):
+    with pytest.raises(TaskError, match=r"a task in the folder '.*' has the reserved name 'mean'"):
         select_tasks(["a", "mean"], gym, skip_missing=False)
     with pytest.raises(TaskError, match=r"lacks 2 of .*Check data.dir"):
         select_tasks(["x", "y"], gym, skip_missing=True)
