@@ -9,6 +9,7 @@ References:
 """
 
 import difflib
+import re
 from dataclasses import dataclass
 
 
@@ -127,3 +128,8 @@ def find_level(name: str) -> Level:
     nearest = " or ".join(f"'{folded[match]}'" for match in close)
     allowed = "use a name of envs.levels.LEVELS, an id of gymnasium, or module:Class."
     raise LevelError(f"unknown level '{name}'; {f'did you mean {nearest}?' if close else allowed}")
+
+
+def file_name(level: str) -> str:
+    """Return the name of a level, such as "./file.py:Class", for use in file names."""
+    return re.sub(r"\W+", "-", level)
