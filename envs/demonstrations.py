@@ -44,10 +44,6 @@ _OF_EPISODE, _OF_STEP = ("level", "seed", "mission"), ("images", "directions", "
 MOST_PLANNING = 100
 
 
-class BotFailed(Exception):
-    """Raised if the bot did not fulfil the mission, with the reason."""
-
-
 @dataclass(frozen=True)
 class Demonstration:
     """One successful episode of S steps.
@@ -67,12 +63,11 @@ class Demonstration:
     actions: UInt8[np.ndarray, "S"]
 
 
-def demonstrate(level: str, seed: int) -> Demonstration:
-    """Return the bot's demonstration of one episode.
+def demonstrate(level: str, seed: int) -> Demonstration | str:
+    """Return the bot's demonstration of one episode, or the reason if it fails.
 
-    Raises:
-        LevelError: If there is no such level.
-        BotFailed: If the bot gives up, plans for too long, or runs out of time.
+    It fails if it gives up, plans for too long, or runs out of time. Raises a LevelError if there
+    is no such level.
     """
     env = make_game(find_level(level))
     if not isinstance(env.unwrapped, RoomGridLevel):
@@ -88,13 +83,13 @@ def demonstrate(level: str, seed: int) -> Demonstration:
         # If its assumptions fail, the bot raises assertions and other errors.
         except Exception as error:
             cause = " ".join([type(error).__name__, *str(error).split()])
-            raise BotFailed(f"it gives up at step {len(actions) + 1} ({cause})") from error
+            return f"it gives up at step {len(actions) + 1} ({cause}), seed {seed}"
         images.append(seen["image"])
         directions.append(seen["direction"])
         actions.append(action)
         seen, reward, terminated, truncated, _ = env.step(action)
     if not (terminated and reward > 0):
-        raise BotFailed(f"its {len(actions)} steps do not fulfil the mission")
+        return f"its {len(actions)} steps do not fulfil the mission, seed {seed}"
     return Demonstration(
         level,
         seed,
@@ -156,7 +151,9 @@ def record_demonstrations(
     record = []
     try:
         for _ in range(n_workers):
-            workers.append(WorkerProcess("envs.demonstrations:attempt", "a worker with the bot"))
+            workers.append(
+                WorkerProcess("envs.demonstrations:demonstrate", "a worker with the bot")
+            )
         for level in levels:
             seeds = (slot_seed(seed, level, number) for number in count())
             attempts = _attempts(level, seeds, workers)
@@ -177,20 +174,12 @@ def record_demonstrations(
     return record
 
 
-def attempt(level: str, seed: int) -> Demonstration | str:
-    """Return a demonstration, or the reason of the failure."""
-    try:
-        return demonstrate(level, seed)
-    except BotFailed as failure:
-        return f"{failure}, seed {seed}"
-
-
 def _attempts(
     level: str, seeds: Iterator[int], workers: Sequence[WorkerProcess]
 ) -> Iterator[Demonstration | str]:
     """Yield the attempts in order; the workers take turns and have a queue each."""
     if not workers:
-        yield from (attempt(level, seed) for seed in seeds)
+        yield from (demonstrate(level, seed) for seed in seeds)
     for worker in workers:
         worker.drain()  # unused attempts of the previous level
     for _ in range(AHEAD):

@@ -9,12 +9,8 @@ References:
 """
 
 import difflib
+import re
 from dataclasses import dataclass
-
-COMPETENCIES = (
-    *("ROOM", "DISTR-BOX", "DISTR", "MAZE", "UNBLOCK", "UNLOCK", "IMP-UNLOCK"),
-    *("GOTO", "OPEN", "PICKUP", "PUT", "LOC", "SEQ"),
-)
 
 
 class LevelError(ValueError):
@@ -28,7 +24,7 @@ class Level:
     Attributes:
         name: Short name, such as "GoToLocal"; of other levels, the id or ``module:Class``.
         id: Name in gymnasium's registry, such as "BabyAI-GoToLocal-v0".
-        competencies: Required competencies, in the order of `COMPETENCIES`.
+        competencies: Required competencies, in the order of the paper's table.
     """
 
     name: str
@@ -98,7 +94,7 @@ _TABLE = {
     f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS} LOC": "SynthLoc",
     f"{_MAZE} UNBLOCK UNLOCK {_ALL_ACTIONS} LOC SEQ": "SynthSeq",
     f"{_MAZE} UNBLOCK {_ALL_ACTIONS} LOC SEQ": "BossLevelNoUnlock",
-    " ".join(COMPETENCIES): "BossLevel MiniBossLevel",
+    f"{_MAZE} UNBLOCK UNLOCK IMP-UNLOCK {_ALL_ACTIONS} LOC SEQ": "BossLevel MiniBossLevel",
 }
 LEVELS = {
     name: Level(
@@ -132,3 +128,8 @@ def find_level(name: str) -> Level:
     nearest = " or ".join(f"'{folded[match]}'" for match in close)
     allowed = "use a name of envs.levels.LEVELS, an id of gymnasium, or module:Class."
     raise LevelError(f"unknown level '{name}'; {f'did you mean {nearest}?' if close else allowed}")
+
+
+def file_name(level: str) -> str:
+    """Return the name of a level, such as "./file.py:Class", for use in file names."""
+    return re.sub(r"\W+", "-", level)

@@ -78,10 +78,8 @@ class LocalVectorEnv(VectorEnv):
         slots: np.ndarray | None = None,
     ) -> None:
         super().__init__(levels, n_slots)
-        self._numbers = {
-            **{"seed": seed, "evaluation": evaluation, "first_slot": first_slot},
-            "stride": stride or n_slots,
-        }
+        self._numbers = {"seed": seed, "evaluation": evaluation, "first_slot": first_slot}
+        self._numbers["stride"] = stride or n_slots
         self._max_steps = max_steps or math.inf
         shape = len(self.levels), n_slots
         self._slots = np.zeros(shape, SLOT) if slots is None else slots
@@ -144,15 +142,10 @@ class LocalVectorEnv(VectorEnv):
             saved = state["slots"][place[0]][place[1]]
             game.episode, game.start = saved["episode"], saved["start"]
             self._reset(place)
-            ended = False
             for action in saved["actions"]:
-                if ended:
-                    break
-                seen, _, done, late = self._play(place, int(action))
-                ended = done or late
-                self._show(place, seen)
+                self._show(place, self._play(place, int(action))[0])
             game.actions = saved["actions"]
-            if ended or self._digest(place) != saved["seen"]:
+            if self._digest(place) != saved["seen"]:
                 raise ValueError(
                     "this version of minigrid generates another episode of level "
                     f"'{self.levels[place[0]]}' than the saved one. Install the version with which "

@@ -115,9 +115,8 @@ class WorkerVectorEnv(VectorEnv):
         """Restore a state of any number of workers."""
         arguments = []
         for part in self._parts:
-            own: dict[str, Any] = {"first_slot": state["first_slot"] + part.start}
-            own["slots"] = [row[part] for row in state["slots"]]
-            arguments.append((state | own,))
+            slots, first = [row[part] for row in state["slots"]], state["first_slot"] + part.start
+            arguments.append((state | {"slots": slots, "first_slot": first},))
         self._ask("load_state", arguments)
         return observation_of(self._slots)
 

@@ -7,7 +7,7 @@ task's routing weights and other trained tensors; ``plots/routing_history.npz`` 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mttl.adaptation.job import Outcome
 from mttl.adaptation.modes import TRAINED_ROLES
@@ -25,6 +25,7 @@ from mttl.io.errors import CheckpointError
 from mttl.io.files import new_folder, write_text
 from mttl.routing.task.fixed import CoefficientRouter, FixedRouter
 from mttl.routing.task.polytropon import PolytroponRouter
+from mttl.routing.task.task_router import TaskRouter
 from mttl.training.predictions import Result, write_predictions, write_results
 
 # Settings of Polytropon's router that an adapted router keeps.
@@ -105,18 +106,22 @@ class AdaptedModel(Predictor):
                 history.write(files.plots / "routing_history.npz")
 
     def _settings(self, base: ModelSettings) -> ModelSettings:
-        """Return the settings of the adapted model; its router may be of another kind."""
-        router, skills, own = counted(base.router), base.skills, self.model.router
-        if isinstance(own, FixedRouter) and not own.draws and router.kind != "none":
-            router = router_section("average", granularity=router.granularity)
-        elif type(own) is CoefficientRouter:
-            router = router_section("coefficients", granularity=router.granularity)
-        elif type(own) is PolytroponRouter:  # `learned` rows use a plain Polytropon router
-            settings = {name: getattr(own, name) for name in POLYTROPON}
-            router = router_section("polytropon", granularity=router.granularity, **settings)
-        if skills.kind != "none":
-            skills = skills.model_copy(update={"n_skills": own.n_skills})
-        config = self.config
-        changed = {"router": router, "skills": skills, "data": self.form}
-        changed |= {"generation": config.generation, "precision": config.trainer.precision}
-        return base.model_copy(update=changed)
+        """Return the settings of the adapted model."""
+        config, changed = self.config, adapted_sections(base, self.model.router)
+        changed |= {"data": self.form, "generation": config.generation}
+        return base.model_copy(update=changed | {"precision": config.trainer.precision})
+
+
+def adapted_sections(base: Any, own: TaskRouter) -> dict[str, Any]:
+    """Return the sections router and skills of a model with an adapted router of any kind."""
+    router, skills = counted(base.router), base.skills
+    if isinstance(own, FixedRouter) and not own.draws and router.kind != "none":
+        router = router_section("average", granularity=router.granularity)
+    elif type(own) is CoefficientRouter:
+        router = router_section("coefficients", granularity=router.granularity)
+    elif type(own) is PolytroponRouter:  # `learned` rows use a plain Polytropon router
+        settings = {name: getattr(own, name) for name in POLYTROPON}
+        router = router_section("polytropon", granularity=router.granularity, **settings)
+    if skills.kind != "none":
+        skills = skills.model_copy(update={"n_skills": own.n_skills})
+    return {"router": router, "skills": skills}

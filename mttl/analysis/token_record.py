@@ -250,7 +250,7 @@ def quoted(token: str) -> str:
     return repr(str(token)) if not str(token).strip() or not str(token).isprintable() else token
 
 
-def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
+def token_data(record: TokenRoutingRecord, *, policies: bool = False) -> dict[str, Any]:
     """Return the data of the interactive page about layers whose tokens choose experts."""
     loads, evenness = record.loads(), record.evenness()
     history, layers = record.history, []
@@ -271,5 +271,7 @@ def token_data(record: TokenRoutingRecord) -> dict[str, Any]:
         f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages are the "
         "expert's share of a token's choices in the layer."
     )
+    cells = " A token is the content of a cell, and the token before it is the next cell ahead."
+    what += cells * policies
     steps = [] if history is None else history.steps.tolist()
     return {"what": what, "steps": steps, "layers": layers}

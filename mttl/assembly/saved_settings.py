@@ -59,8 +59,11 @@ def read_settings(
     saved: SavedInventory, schema: type[S], plugins: Mapping[str, str] | None = None
 ) -> S:
     """Return the validated settings of an inventory; ``plugins`` as for `load_config`."""
-    if schema is ModelSettings and "backbone" not in saved.meta["settings"]:
-        raise CheckpointError(f"'{saved.folder}' has policies and no language model")
+    policies = "backbone" not in saved.meta["settings"]
+    if policies == (schema is ModelSettings):
+        what = "policies and no language model: use mttl export or mttl babyai film, or"
+        what = what if policies else "a language model and no policies:"
+        raise CheckpointError(f"'{saved.folder}' has {what} name another run")
     try:
         return schema.model_validate(saved.meta["settings"], context=plugins)
     except ValidationError as error:

@@ -9,12 +9,12 @@ from mttl.assembly.build_router import build_router, count_skills
 from mttl.assembly.saved_settings import read_settings
 from mttl.babyai.policy import Policy
 from mttl.babyai.position_experts import add_experts
-from mttl.checkpoints.saved_inventory import SavedInventory, load_into, read_inventory
+from mttl.checkpoints.saved_inventory import load_into, read_inventory
 from mttl.config.babyai_schema import BabyAIConfig, PolicyNetwork, PolicySkills
 from mttl.config.moe_schema import AnyMoE
 from mttl.config.section import Section
 from mttl.config.skills_schema import Router
-from mttl.io.errors import CheckpointError, ConfigError, raised_as
+from mttl.io.errors import ConfigError, raised_as
 from mttl.skills.composed.composed_model import ComposedModel, ModuleInventory
 
 
@@ -30,20 +30,29 @@ class PolicySettings(Section):
 
 def build_policies(config: BabyAIConfig, levels: Sequence[str]) -> ComposedModel:
     """Return common parameters, skills and router of some levels, in training mode."""
-    return _assemble(policy_settings(config), levels).train()
+    return _assemble(policy_settings(config), levels, count_tokens(levels)).train()
 
 
-def load_policies(folder: str | Path) -> tuple[ComposedModel, tuple[str, ...]]:
-    """Return the trained policies of a run, in evaluation mode, and the names of their levels."""
-    saved = read_inventory(folder)
-    model = _from_settings(saved, saved.tasks, trained=True)
+def load_policies(
+    folder: str | Path, run: str | Path | None = None
+) -> tuple[ComposedModel, tuple[str, ...]]:
+    """Return the trained policies of a run, in evaluation mode, and the names of their levels.
+
+    Those of an adapted level are combined with ``run``, the current folder of its run.
+    """
+    saved = read_inventory(folder, run)
+    settings = read_settings(saved, PolicySettings)
+    assert saved.backbone is not None
+    n_tokens = len(saved.backbone["words.weight"])  # also of the levels of an adapted level's run
+    model = _assemble(settings, saved.tasks, n_tokens, trained=True)
     load_into(model, saved)
     return model.eval(), saved.tasks
 
 
 def fresh_policies(folder: str | Path, levels: Sequence[str]) -> ComposedModel:
     """Return untrained policies with the settings of a run, in training mode."""
-    return _from_settings(read_inventory(folder), levels).train()
+    settings = read_settings(read_inventory(folder), PolicySettings)
+    return _assemble(settings, levels, count_tokens(levels)).train()
 
 
 def policy_settings(config: BabyAIConfig) -> PolicySettings:
@@ -53,27 +62,17 @@ def policy_settings(config: BabyAIConfig) -> PolicySettings:
     return PolicySettings(policy=rl.policy, train_base=rl.train_base, **own)
 
 
-def network_arguments(network: PolicyNetwork, levels: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `Policy` for levels."""
-    sizes = {"n_tokens": count_tokens(levels), "word_size": network.instruction_size}
+def network_arguments(network: PolicyNetwork, n_tokens: int) -> dict[str, Any]:
+    """Return the arguments of `Policy`."""
+    sizes = {"n_tokens": n_tokens, "word_size": network.instruction_size}
     return {**sizes, **network.model_dump()}
 
 
-def _from_settings(
-    saved: SavedInventory, levels: Sequence[str], *, trained: bool = False
-) -> ComposedModel:
-    if "policy" not in saved.meta["settings"]:
-        raise CheckpointError(
-            f"'{saved.folder}' is an inventory of text-to-text tasks, not of policies"
-        )
-    return _assemble(read_settings(saved, PolicySettings), levels, trained=trained)
-
-
 def _assemble(
-    settings: PolicySettings, levels: Sequence[str], *, trained: bool = False
+    settings: PolicySettings, levels: Sequence[str], n_tokens: int, *, trained: bool = False
 ) -> ComposedModel:
     network, skills, router = settings.policy, settings.skills, settings.router
-    policy = Policy(**network_arguments(network, levels))
+    policy = Policy(**network_arguments(network, n_tokens))
     n_skills = count_skills(skills.n_skills, router, len(levels))
     inventory = ModuleInventory(
         policy,

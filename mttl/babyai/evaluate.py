@@ -1,6 +1,7 @@
 """Evaluation of policies on fixed episodes of every level, which training does not use."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from rich.table import Table
 from envs.episodes import Episodes, run_episodes
 from envs.interface import Observation, VectorEnv, slot_seed
 from envs.vector import make_vector_env
+from mttl.babyai.cell_choices import CellChoices
 from mttl.babyai.rollouts import Agent, sample_actions
 from mttl.runtime.progress_bar import counting
 from mttl.runtime.text_table import TextTable
@@ -20,7 +22,6 @@ from mttl.training.predictions import Result
 # Number of parallel episodes; it must not depend on the machine, since sampled actions use one
 # stream of random numbers.
 N_SLOTS = 25
-SPLIT = "evaluation"
 Choice = Literal["greedy", "sampled"]
 
 
@@ -33,19 +34,21 @@ def play_levels(
     seed: int,
     choose: Choice,
     max_steps: int | None = None,
+    tasks: Sequence[int] | None = None,
+    choices: CellChoices | None = None,
 ) -> Episodes:
-    """Return the first episodes of every level, played by the corresponding task of the model.
+    """Return the first episodes of every level, played by the model's tasks, by default in order.
 
     The model plays in evaluation mode. The seed is that of episodes and sampled actions. An episode
-    that has not ended after ``max_steps``, or at the limit of its level, is no success.
+    that has not ended after ``max_steps``, or at the limit of its level, is no success. Choices of
+    experts are added to ``choices``.
     """
     n_slots = min(N_SLOTS, n_episodes)
-    limit = {"evaluation": True, "max_steps": max_steps}
-    environments = make_vector_env(levels, n_slots, seed=seed, **limit)
+    environments = make_vector_env(levels, n_slots, seed=seed, evaluation=True, max_steps=max_steps)
     shown, total = status or Console(quiet=True), len(levels) * n_episodes
     with counting(shown, f"playing, {choose}", total) as count:
-        tasks = range(len(levels))
-        return _play(model, tasks, environments, n_episodes, choose, seed, count.advance)[0]
+        how = n_episodes, choose, seed, count.advance, choices
+        return _play(model, tasks or range(len(levels)), environments, *how)[0]
 
 
 def play_episode(
@@ -75,6 +78,7 @@ def _play(
     choose: Choice,
     seed: int,
     on_episode: Callable[[], object] = lambda: None,
+    choices: CellChoices | None = None,
 ) -> tuple[Episodes, list[np.ndarray]]:
     """Return episodes of some tasks' levels, and the actions of every step."""
     training = model.training
@@ -84,7 +88,8 @@ def _play(
     actions: list[np.ndarray] = []
 
     def act(seen: Observation, begins: np.ndarray, alive: np.ndarray) -> np.ndarray:
-        logits, _ = agent(seen, begins)
+        with choices.counting(seen.image, alive) if choices else nullcontext():
+            logits, _ = agent(seen, begins)
         chosen = logits.argmax(-1) if choose == "greedy" else sample_actions(logits, generator)
         actions.append(chosen.cpu().numpy())
         return actions[-1]
@@ -106,7 +111,9 @@ def episode_results(
         means = values.mean(1)
         rows = [*zip(levels, means, [n] * len(means), strict=True)]
         rows.append(("mean", means.mean(), n * len(levels)))
-        found += [Result(task, SPLIT, sample, seed, metric, float(x), n) for task, x, n in rows]
+        found += [
+            Result(task, "evaluation", sample, seed, metric, float(x), n) for task, x, n in rows
+        ]
     return found
 
 

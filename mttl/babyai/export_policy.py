@@ -25,7 +25,8 @@ def export_policy(run: str | Path, level: str, out: str | Path) -> None:
     require_features(settings, {"exports_policy": "export"})
     model, levels = load_policies(run)
     network = settings.policy
-    config = {"level": level, "words": WORDS, "network": network_arguments(network, levels)}
+    n_tokens = len(model.base.get_parameter("words.weight"))
+    config = {"level": level, "words": WORDS, "network": network_arguments(network, n_tokens)}
     code = [inspect.getsource(module) for module in (policy, exported_policy)]
     imported = f"from {policy.__name__} import Policy\n"
     with new_folder(out) as folder:

@@ -1,11 +1,11 @@
 """Adaptation of trained policies to new levels: `mttl adapt` for BabyAI."""
 
 import copy
-import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -14,35 +14,39 @@ from rich.console import Console
 from rich.table import Table
 
 from envs.interface import check_levels
-from envs.levels import LevelError
+from envs.levels import LevelError, file_name
+from mttl.adaptation.adapted_model import adapted_sections
 from mttl.adaptation.modes import TRAINED_ROLES, adapted_router, own_skills, require_trainable
 from mttl.adaptation.plan import FewShotJob, check_folder
 from mttl.adaptation.resumable_jobs import ResumableJobs
 from mttl.adaptation.shard import Shard
-from mttl.babyai.build_policy import fresh_policies, load_policies
-from mttl.babyai.evaluate import play_levels
+from mttl.assembly.saved_settings import read_settings
+from mttl.babyai.build_policy import PolicySettings, fresh_policies, load_policies
+from mttl.babyai.evaluate import episode_results, play_levels
 from mttl.babyai.policy_module import ROLLOUTS
 from mttl.babyai.rl.learning_curve import episodes_to
 from mttl.babyai.train import environment_errors, learning_of
 from mttl.checkpoints.inventory_files import inventory_digest
 from mttl.checkpoints.run_callbacks import check_weights
-from mttl.checkpoints.saved_inventory import read_inventory
+from mttl.checkpoints.run_folder import RunFolder
+from mttl.checkpoints.saved_inventory import read_inventory, save_adapted_inventory
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import dump_config
 from mttl.config.section import AdaptMode, RowInit
 from mttl.io.errors import ConfigError, raised_as
+from mttl.io.files import new_folder, write_text
 from mttl.io.record import Record
 from mttl.runtime.command import make_console
 from mttl.runtime.text_table import TextTable
 from mttl.skills.composed.composed_model import ComposedModel
 from mttl.training.loggers import MetricsFile
 from mttl.training.optim import ROUTERS
+from mttl.training.predictions import Result, write_results
 from mttl.training.progress import TrainingProgress
 from mttl.training.token_balance import BiasBalancing
 
 CHOICES = ("greedy", "sampled")
-FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard()}
-FOR_TEXT |= {"backbone": None, "save": False}
+FOR_TEXT = {"samples": None, "reference": None, "workers": 1, "shard": Shard(), "backbone": None}
 
 
 class LevelResult(Record):
@@ -119,18 +123,26 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
     jobs = [FewShotJob(level, 0, seed) for level in names for seed in config.adapt.seeds]
     results = ResumableJobs(folder / "results.jsonl", LevelResult)
 
+    def saved_at(job: FewShotJob) -> Path | None:
+        name = f"{file_name(job.task)}-{job.seed}"
+        return folder / "models" / name if options.save else None
+
     def work(job: FewShotJob, on_step: Callable[[], object]) -> LevelResult:
-        name = re.sub(r"\W+", "-", job.task)  # "./file.py:Class" is not a file's name
-        rows = MetricsFile(folder / "curves" / f"{name}-{job.seed}.csv")
-        return _run_job(config, model, options.source, job, rows, status)
+        rows = MetricsFile(folder / "curves" / f"{file_name(job.task)}-{job.seed}.csv")
+        return _run_job(config, model, options.source, job, rows, status, saved_at(job))
 
     def shown(result: LevelResult) -> str:
         return f"success {100 * result.greedy:.1f} % greedy, {100 * result.sampled:.1f} % sampled"
 
     with environment_errors("Finished jobs are kept; run the command again to continue"):
-        results.run(jobs, work, status, doing="adapting", shown=shown, live=False).report()
+        how: dict[str, Any] = {"doing": "adapting", "shown": shown, "live": False}
+        again = [job for job in jobs if (kept := saved_at(job)) and not kept.exists()]
+        results.run(jobs, work, status, again=again, **how).report()
     title = f"Adaptation to new levels, mode {config.adapt.mode} (success, %)"
     make_console().print(level_table([results.finished[job] for job in jobs], title))
+    if options.save:
+        shown_by = f"mttl babyai film {saved_at(jobs[0])}"
+        make_console().print(f"Film an adapted policy: {shown_by}", highlight=False, soft_wrap=True)
 
 
 def adapt_policies(
@@ -167,8 +179,9 @@ def _run_job(
     job: FewShotJob,
     rows: MetricsFile,
     status: Console,
+    save: Path | None,
 ) -> LevelResult:
-    """Return the result of an adaptation to one level."""
+    """Return the result of an adaptation to one level, and save the policy if a folder is given."""
     level, seed = job.task, job.seed
     pl.seed_everything(seed, verbose=False)
     rl, settings = config.rl, config.adapt
@@ -180,12 +193,27 @@ def _run_job(
     n_trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
     if n_trained:
         _learn(config, model, job, rows, status)
-    scores = {}
+    scores, found = {}, list[Result]()
     for choose in CHOICES:
         how = rl.evaluation.model_dump(exclude={"choose"})
         episodes = play_levels(model, [level], status, choose=choose, **how)
         scores[choose] = float(episodes.success.mean())
         scores[f"{choose}_steps"] = float(episodes.steps.mean())
+        found += episode_results(episodes, [level], choose, seed)
+    if save:
+        origin = read_inventory(source)
+        of_model = read_settings(origin, PolicySettings)
+        of_model = of_model.model_copy(update=adapted_sections(of_model, model.router))
+        with new_folder(save, replace=True) as new:
+            files = RunFolder(new)
+            save_adapted_inventory(
+                *(files.skills, model, level, origin),
+                place=save / files.skills.name,
+                backbone_trained=True,
+                settings=of_model.model_dump(mode="json"),
+            )
+            write_text(files.config, dump_config(config))
+            write_results(files.results, found)
     counts = [row for row in rows.rows.values() if "episodes" in row]
     known = [row for row in counts if f"success/{level}" in row]
     played = np.array([row["episodes"] for row in known], dtype=int)

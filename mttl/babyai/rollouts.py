@@ -7,7 +7,7 @@ policy's memory and the current rollout.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -16,6 +16,7 @@ from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from envs.interface import Observation, VectorEnv
+from mttl.babyai.demonstration_loader import DemonstrationLoader
 from mttl.babyai.rl.learning_curve import EpisodeLog
 from mttl.babyai.rl.losses import action_log_probs, generalised_advantages
 from mttl.babyai.rl.sequences import (
@@ -30,9 +31,6 @@ from mttl.config.babyai_schema import Ppo
 from mttl.io.errors import CheckpointError, raised_as
 from mttl.runtime.processes import gathered, rank
 from mttl.skills.composed.composed_model import ComposedModel
-
-if TYPE_CHECKING:
-    from mttl.babyai.demonstration_loader import DemonstrationLoader
 
 
 class Agent:
@@ -233,11 +231,11 @@ class PolicyData(pl.LightningDataModule):
     Lightning would restore a state of the loader itself only after reading its length.
     """
 
-    def __init__(self, loader: "DemonstrationLoader | RolloutLoader") -> None:
+    def __init__(self, loader: DemonstrationLoader | RolloutLoader) -> None:
         super().__init__()
         self.loader = loader
 
-    def train_dataloader(self) -> "DemonstrationLoader | RolloutLoader":
+    def train_dataloader(self) -> DemonstrationLoader | RolloutLoader:
         return self.loader
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
@@ -12,8 +12,10 @@ from rich.console import Console
 from envs.interface import SimulationError, check_levels
 from envs.levels import LevelError
 from envs.vector import make_vector_env
+from mttl.analysis.token_record import write_token_record
 from mttl.assembly.trainer import build_policy_trainer, with_shared_slots
 from mttl.babyai.build_policy import build_policies, policy_settings
+from mttl.babyai.cell_choices import CellChoices, cell_text
 from mttl.babyai.demonstration_loader import DemonstrationLoader, read_demonstrations
 from mttl.babyai.evaluate import episode_results, episode_table, play_levels
 from mttl.babyai.policy_module import (
@@ -88,18 +90,12 @@ def train_babyai(config: BabyAIConfig, *, resume: bool = False) -> list[Result]:
     return results
 
 
-@dataclass(frozen=True)
-class Learning:
-    """The parts of training that depend on the method: rollouts or demonstrations.
-
-    Attributes:
-        every_n_steps: Number of steps between checkpoints.
-        open_data: Function that opens the data of a trainer's process.
-    """
+class Learning(NamedTuple):
+    """The parts of training that depend on the method: rollouts or demonstrations."""
 
     module: PolicyModule
     monitor: Callback
-    every_n_steps: int
+    every_n_steps: int  # between checkpoints
     open_data: Callable[[pl.Trainer], AbstractContextManager[PolicyData]]
 
 
@@ -162,9 +158,10 @@ def _finish(
     """Evaluate, save the run, and return the results."""
     console, results = make_console(), list[Result]()
     played = config.rl.evaluation.model_dump(exclude={"choose"})
+    choices = CellChoices(model) if model.token_layers() else None
     for choose in config.rl.evaluation.choose:
         status = Console(stderr=True)
-        episodes = play_levels(model, levels, status, choose=choose, **played)
+        episodes = play_levels(model, levels, status, choose=choose, choices=choices, **played)
         results += episode_results(episodes, levels, choose, config.run.seed)
     write_results(folder.results, results)
     save_inventory(
@@ -177,6 +174,9 @@ def _finish(
         settings=policy_settings(config).model_dump(mode="json"),
     )
     write_routing(folder.plots / "routing.npz", model.router, model.inventory.groups, levels)
+    if choices:
+        names = {"layers": choices.layers, "tasks": tuple(levels), "text_of": cell_text}
+        write_token_record(folder.plots / "token_routing.npz", choices.counts, **names)
     check_still_there(folder)
     console.print(episode_table(results))
     console.print(f"The run is in {folder.path}", highlight=False)

@@ -148,7 +148,7 @@ def write_inventory(inventory: SavedInventory) -> None:
 
 def save_adapted_inventory(
     folder: Path,
-    model: SkilledModel,
+    model: Model,
     task: str,
     source: SavedInventory,
     *,

@@ -5,7 +5,8 @@ mttl ablate runs/crossfit --loss --rows 32
 mttl ablate runs/crossfit --per-group --loss --out runs/crossfit/ablation-groups
 
 A skill is switched off by setting its mixing weight to 0 for all tasks; each task is scored on its
-development rows. The other weights are unchanged; --share rescales them to the same sum.
+development rows, and each level on its evaluation episodes with greedy actions. The other weights
+are unchanged; --share rescales them to the same sum.
 
 Groups of layers number their skills independently. By default skills are matched by their use (see
 `skill_matching.align_groups`) and switched off in all groups together; --per-group switches them
@@ -37,7 +38,7 @@ def _declare(parser: CommandParser) -> None:
     add("--per-group", action="store_true", help="switch off in one group of layers at a time")
     help = "rescale the weights of the other skills to the same sum"
     add("--share", action="store_true", help=help)
-    add("--rows", **POSITIVE, help="development rows per task (as in validation)")
+    add("--rows", **POSITIVE, help="rows or episodes per task (as in validation or evaluation)")
     out = parser.written
     out.add_argument("--out", metavar="DIR", help="folder for results and figure (RUN/ablation)")
 

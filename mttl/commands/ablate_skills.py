@@ -2,7 +2,7 @@
 
 import math
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,29 +10,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mttl.adaptation.resumable_jobs import ResumableJobs, keep_settings
 from mttl.analysis.skill_matching import align_groups
-from mttl.assembly.model import Built
-from mttl.checkpoints.inventory_files import inventory_digest
-from mttl.commands.routing_report.read_routing import open_run
+from mttl.checkpoints.inventory_files import inventory_digest, inventory_folder
+from mttl.commands.routing_report.read_routing import open_run, read_settings
+from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.capabilities import require_features
-from mttl.data.data_module import TextToTextDataModule
 from mttl.inference.task_options import wanted_options
+from mttl.io.errors import ConfigError
 from mttl.io.record import Record
 from mttl.io.yaml12 import dump
 from mttl.metrics.crossfit import score_answers
 from mttl.routing.task.task_router import TaskRouter
 from mttl.runtime.command import make_console
+from mttl.runtime.processes import device_of
 from mttl.training.loss import example_means
 from mttl.training.monitors import as_rows, head_names, write_arrays
-from mttl.training.text_to_text import Prediction, TextToTextModule, answers_of
+from mttl.training.text_to_text import Prediction, answers_of
 
 # Skill number that stands for no ablation.
 NONE = -1
 ALL_LAYERS = "all layers"
+Scores = tuple[dict[str, float], dict[str, float | None]]  # losses and scores by task
 
 
 class DisabledSkill(NamedTuple):
@@ -52,49 +54,98 @@ class SwitchedOff(Record):
 
 def ablate(run: Path, out: Path, options: Namespace) -> None:
     """Switch off one skill after another and write the results; finished ones are kept."""
-    rows = {} if options.rows is None else {"max_eval_rows": options.rows}
-    config, built, gym, module, data = open_run(
-        run, "name the folder of a run of text-to-text tasks", options.backbone, seed=13, **rows
-    )
-    require_features(config, {"ablates": "ablate"})
-    assert built.folder is not None
+    config = read_settings(run)
+    policies = isinstance(config, BabyAIConfig)
+    study = _of_levels(run, config, options) if policies else _of_rows(run, options)
     asked = {"loss_only": options.loss, "per_group": options.per_group, "share": options.share}
-    asked |= {"rows": data.data.max_eval_rows, "inventory": inventory_digest(built.folder)}
+    asked |= study.data | {"inventory": inventory_digest(inventory_folder(run))}
     results = ResumableJobs(out / "results.jsonl", SwitchedOff)
     with results.writing():
         if not results.finished:
             (out / "settings.yaml").unlink(missing_ok=True)
         problem = f"the results in '{out}' were made with other settings"
         keep_settings(out / "settings.yaml", dump(asked), problem)
-        samples = [(task, config.data.samples) for task in built.tasks]
-        answers = wanted_options(gym, samples, config.generation.mode)
-        module.set_options(answers, built.form, per_token=config.generation.per_token)
-        weights = as_rows(built.model.router.matrix())
-        pairs = align_groups(weights)
-        study = _Study(module, built, data, not options.loss, options.share, weights, pairs)
         layers = study.groups if options.per_group else [ALL_LAYERS]
-        off = [DisabledSkill(name, skill) for name in layers for skill in range(weights.shape[2])]
+        skills = range(study.weights.shape[2])
+        off = [DisabledSkill(name, skill) for name in layers for skill in skills]
         switches, status = [DisabledSkill(ALL_LAYERS, NONE), *off], make_console(stderr=True)
         results.run(switches, lambda job, _: study.measure(job), status, doing="switching off")
         study.write(out / "ablation.npz", results, layers)
 
 
-@dataclass(frozen=True)
+def _of_rows(run: Path, options: Namespace) -> "_Study":
+    """Return the study of a language model on development rows."""
+    rows = {} if options.rows is None else {"max_eval_rows": options.rows}
+    config, built, gym, module, data = open_run(
+        run, "name the folder of a run with rows or levels", options.backbone, seed=13, **rows
+    )
+    require_features(config, {"ablates": "ablate"})
+    samples = [(task, config.data.samples) for task in built.tasks]
+    answers = wanted_options(gym, samples, config.generation.mode)
+    module.set_options(answers, built.form, per_token=config.generation.per_token)
+
+    def scores(users: Sequence[int]) -> Scores:
+        losses: dict[str, list[float]] = {module.tasks[task]: [] for task in users}
+        answers: dict[str, list[Prediction]] = {module.tasks[task]: [] for task in users}
+        with built.autocast():
+            for batch in data.evaluation_dataloader("dev", users):
+                batch = module.transfer_batch_to_device(batch, module.device, 0)
+                found, labels, _ = module.nll(batch)
+                means = example_means(found, labels).tolist()
+                for task, loss in zip(batch["task_ids"].tolist(), means, strict=True):
+                    losses[module.tasks[task]].append(loss)
+                for row in () if options.loss else module.predict(batch):
+                    answers[module.tasks[row.task_id]].append(row)
+        values = {
+            task: score_answers(metric, *answers_of(answers[task]))
+            for task, metric in zip(module.tasks, module.metric_names, strict=True)
+            if answers.get(task)
+        }
+        scored = {task: value if math.isfinite(value) else None for task, value in values.items()}
+        return {task: float(np.mean(rows)) for task, rows in losses.items() if rows}, scored
+
+    groups, used = built.attachment.groups, {"rows": data.data.max_eval_rows}
+    return _Study(built.model.router, module.tasks, groups, scores, options.share, used)
+
+
+def _of_levels(run: Path, config: BabyAIConfig, options: Namespace) -> "_Study":
+    """Return the study of policies on evaluation episodes: mean steps are the loss."""
+    if options.loss or options.backbone:
+        raise ConfigError(f"'{run}' has policies; remove --loss and --backbone")
+    from mttl.babyai.build_policy import load_policies
+    from mttl.babyai.evaluate import play_levels
+
+    require_features(config, {"ablates": "ablate"})
+    model, levels = load_policies(run)
+    model.to(device_of())
+    how = config.rl.evaluation.model_dump(exclude={"choose"})
+    how["n_episodes"] = options.rows or how["n_episodes"]
+
+    def scores(users: Sequence[int]) -> Scores:
+        names = [levels[task] for task in users]
+        played = play_levels(model, names, choose="greedy", tasks=users, **how)
+        means = (values.mean(1).tolist() for values in (played.steps, played.success))
+        steps, success = (dict(zip(names, values, strict=True)) for values in means)
+        return steps, success
+
+    return _Study(model.router, levels, model.groups, scores, options.share, {"episodes": how})
+
+
+@dataclass
 class _Study:
-    """A loaded run, its development rows, and its matched skills."""
+    """A router whose skills are switched off, and a function that scores some of its tasks."""
 
-    module: TextToTextModule
-    built: Built
-    data: TextToTextDataModule
-    scored: bool
+    router: TaskRouter
+    tasks: Sequence[str]
+    layers: Sequence[str]
+    scores: Callable[[Sequence[int]], Scores]
     share: bool
-    weights: Float[np.ndarray, "GH T K"]
-    pairs: Int[np.ndarray, "GH K"]
+    data: dict[str, Any]  # settings of the rows or episodes
 
-    @property
-    def groups(self) -> list[str]:
-        """Names of the groups; every head is its own group."""
-        return head_names(self.built.attachment.groups, len(self.weights))
+    def __post_init__(self) -> None:
+        self.weights = as_rows(self.router.matrix())
+        self.groups = head_names(tuple(self.layers), len(self.weights))  # every head is a group
+        self.pairs = align_groups(self.weights)
 
     def cells(self, switch: DisabledSkill) -> Float[np.ndarray, "GH K"]:
         """Return the factors on the mixing weights: 0 for the skill that is off, else 1.
@@ -110,40 +161,23 @@ class _Study:
 
     def users(self, switch: DisabledSkill) -> list[int]:
         """Return the tasks that use the skill; all tasks if routing depends on the text."""
-        if switch.skill == NONE or self.module.model.router.reads_text:
+        if switch.skill == NONE or self.router.reads_text:
             return list(range(self.weights.shape[1]))
         return np.flatnonzero(self.weights.swapaxes(1, 2)[self.cells(switch) == 0].any(0)).tolist()
 
     def measure(self, switch: DisabledSkill) -> SwitchedOff:
         """Return losses, and scores if requested, with a skill switched off."""
-        names, users = self.module.tasks, self.users(switch)
-        losses: dict[int, list[float]] = {task: [] for task in users}
-        answers: dict[int, list[Prediction]] = {task: [] for task in users}
-        router = self.module.model.router
-        cells = torch.from_numpy(self.cells(switch))
-        with torch.no_grad(), self.built.autocast(), switched_off(router, cells, share=self.share):
-            for batch in self.data.evaluation_dataloader("dev", users) if users else ():
-                batch = self.module.transfer_batch_to_device(batch, self.module.device, 0)
-                found, labels, _ = self.module.nll(batch)
-                means = example_means(found, labels).tolist()
-                for task, loss in zip(batch["task_ids"].tolist(), means, strict=True):
-                    losses[task].append(loss)
-                for row in self.module.predict(batch) if self.scored else ():
-                    answers[row.task_id].append(row)
-        scores = {names[task]: self._score(task, rows) for task, rows in answers.items() if rows}
-        mean = {names[task]: float(np.mean(rows)) for task, rows in losses.items() if rows}
-        return SwitchedOff(job=switch, losses=mean, scores=scores)
-
-    def _score(self, task: int, rows: Sequence[Prediction]) -> float | None:
-        score = score_answers(self.module.metric_names[task], *answers_of(rows))
-        return score if math.isfinite(score) else None
+        users, cells = self.users(switch), torch.from_numpy(self.cells(switch))
+        with torch.no_grad(), switched_off(self.router, cells, share=self.share):
+            losses, scores = self.scores(users) if users else ({}, {})
+        return SwitchedOff(job=switch, losses=losses, scores=scores)
 
     def write(self, path: Path, results: ResumableJobs[SwitchedOff], layers: Sequence[str]) -> None:
         """Write the changes as arrays (P, T, K): parts of the network, tasks, skills."""
-        tasks, skills = self.module.tasks, range(self.weights.shape[2])
+        tasks, skills = self.tasks, range(self.weights.shape[2])
         before = results.finished[DisabledSkill(ALL_LAYERS, NONE)]
         arrays: dict[str, np.ndarray] = {}
-        for name in ("losses", "scores") if self.scored else ("losses",):
+        for name in ("losses", "scores") if before.scores else ("losses",):
             # Undefined scores count as 0; tasks that do not use a skill do not change.
             start = {task: getattr(before, name)[task] or 0 for task in tasks}
             arrays[f"{name}_before"] = np.array([*start.values()])

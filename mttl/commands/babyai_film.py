@@ -15,6 +15,7 @@ import argparse
 from itertools import product
 from pathlib import Path
 
+from envs.levels import file_name
 from mttl.checkpoints.inventory_files import inventory_folder
 from mttl.commands.name_checks import check_levels, check_run_task, run_tasks
 from mttl.commands.options import NATURAL, CommandParser, command
@@ -32,7 +33,7 @@ def _declare(parser: CommandParser) -> None:
     help = "number of an episode (0); may be repeated"
     add("--episode", **NATURAL, action="append", help=help)
     add("--sampled", action="store_true", help="sample actions instead of taking the most probable")
-    help = "film to write, .gif or .mp4 (RUN/plots/films/LEVEL.gif)"
+    help = "film to write, .gif or .mp4; must not exist (RUN/plots/films/LEVEL.gif)"
     parser.written.add_argument("--out", type=Path, metavar="FILE", help=help)
 
 
@@ -41,11 +42,21 @@ def main(options: argparse.Namespace) -> None:
     """Play and film all requested episodes."""
     levels = list(dict.fromkeys(options.level or run_tasks(options.run)))
     episodes = list(dict.fromkeys(options.episode or [0]))
+    folder = inventory_folder(options.run).absolute().parent
+    shown = {folder / "plots" / "films" / f"{file_name(one)}.gif": [one] for one in levels}
+    shown = {options.out: levels} if options.out else shown
+    several = len(episodes) > 1
+    films = [
+        (path.with_stem(f"{path.stem}-{number}") if several else path, own, number)
+        for (path, own), number in product(shown.items(), episodes)
+    ]
     problem = ""
     if options.out and options.out.suffix not in ENDINGS:
         problem = f"'{options.out}' must end in {' or '.join(ENDINGS)} (--out)"
-    elif options.out and len(levels) > 1 and len(episodes) > 1:
+    elif options.out and len(levels) > 1 and several:
         problem = "--episode: give one number only, because several levels share one film"
+    elif options.out and (there := [path for path, *_ in films if path.exists()]):
+        problem = f"--out '{there[0]}' already exists; choose another path or remove it"
     if problem:
         raise MttlError(problem)
     for level in levels:
@@ -61,7 +72,6 @@ def main(options: argparse.Namespace) -> None:
     from mttl.training.monitors import as_rows
 
     model, known = load_policies(options.run)
-    folder = inventory_folder(options.run).absolute().parent
     config = read_settings(folder)
     evaluation = config.rl.evaluation if isinstance(config, BabyAIConfig) else Evaluation()
     seed = evaluation.seed
@@ -69,11 +79,7 @@ def main(options: argparse.Namespace) -> None:
     played_as["choose"] = "sampled" if options.sampled else "greedy"
     weights = as_rows(model.router.matrix())
     shares = matched(weights, align_groups(weights)).mean(0).tolist()  # of skills, by level
-    films = folder / "plots" / "films"
-    shown = {options.out: levels} if options.out else {films / f"{x}.gif": [x] for x in levels}
-    for (path, own), number in product(shown.items(), episodes):
-        if len(episodes) > 1:
-            path = path.with_stem(f"{path.stem}-{number}")
+    for path, own, number in films:
         played = []
         for level in own:
             task = known.index(level)

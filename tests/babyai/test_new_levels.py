@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,12 +18,16 @@ import mttl.babyai.new_levels as adaptation
 from envs.demonstrations import record_demonstrations, save_demonstrations
 from mttl.adaptation.modes import TRAINED_ROLES
 from mttl.adaptation.plan import FewShotJob
+from mttl.analysis.routing_record import read_record
 from mttl.babyai.build_policy import fresh_policies, load_policies
+from mttl.babyai.evaluate import play_levels
 from mttl.babyai.new_levels import adapt_policies
 from mttl.commands import adapt
+from mttl.commands.routing_report.read_routing import with_adapted
 from mttl.config.section import AdaptMode
 from mttl.io.errors import ConfigError, DivergedError, TaskError
 from mttl.routing.task.fixed import SharedRouter
+from mttl.training.monitors import as_rows
 
 ADAPTING = {
     **TINY,
@@ -86,6 +91,21 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch
         finetune(run, "--out", str(out))
     (kept,) = (out / "results.jsonl").read_text().splitlines()
     assert json.loads(kept)["seed"] == 2
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("mode", ["all", "average", "from_scratch", "full"])
+def test_a_saved_policy_plays_as_it_did_after_adaptation(run: Path, mode: AdaptMode) -> None:
+    out = run.parent / f"saved-{mode}"
+    given = ["--out", str(out), "--save", "-k", f"adapt.mode={mode}", "adapt.seeds=[1]"]
+    assert finetune(run, *given) == 0
+    result = json.loads((out / "results.jsonl").read_text())
+    model, levels = load_policies(out / "models" / "GoToObj-1")
+    for choose in ("greedy", "sampled"):
+        played = play_levels(model, levels, n_episodes=4, seed=1, choose=choose)
+        assert played.steps.mean() == result[f"{choose}_steps"]
+    joined = with_adapted(read_record(run), [str(out / "models" / "GoToObj-1")], None)
+    np.testing.assert_array_equal(joined.weights[:, -1:], as_rows(model.router.matrix()))
 
 
 @pytest.mark.parametrize("mode", get_args(AdaptMode))

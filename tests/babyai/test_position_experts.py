@@ -1,20 +1,24 @@
 """Experts of grid positions beside the FiLM blocks of a policy, against a plain loop."""
 
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.babyai import LEVELS, TINY
 from helpers.backbones import fill
-from helpers.command import column, train
+from helpers.command import column, read_csv, train
 from helpers.interruption import assert_same_run, interrupted
 from mttl.io import yaml12
 
 pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from mttl.adaptation.modes import TRAINED_ROLES
+from mttl.analysis.token_record import read_token_record
 from mttl.babyai.build_policy import build_policies, load_policies
+from mttl.babyai.cell_choices import CellChoices, cell_text
 from mttl.babyai.new_levels import adapt_policies
 from mttl.babyai.policy_module import PolicyModule
 from mttl.babyai.position_experts import ViewRouting
@@ -79,6 +83,32 @@ def test_new_experts_change_nothing_and_every_level_uses_them() -> None:
     assert not torch.equal(build()(ids, *given)[0], plain(ids, *given)[0])
 
 
+def test_choices_of_cells_are_counted_by_level_until_their_slot_ends() -> None:
+    model, (images, missions, index, memory, begins) = build(), inputs()
+    given = torch.arange(2), images[:, :1], missions, index[:, :1], memory, begins[:, :1]
+    alive, choices = np.array([[True, False, True], [False, True, True]]), CellChoices(model)
+    with model.base.experts[0].slot.use(ViewRouting()) as routing:
+        model(*given)
+    with choices.counting(images[:, 0].numpy().astype(np.uint8), alive):
+        model(*given)
+    codes = (images[:, 0] @ torch.tensor([2**16, 2**8, 1])).tolist()
+    expected = Counter()
+    for number, record in enumerate(routing.records):
+        level, layer = divmod(number, 2)
+        for token, expert in zip(record.tokens.tolist(), record.experts.tolist(), strict=True):
+            (slot, column), row = divmod(token // 7, 7), token % 7
+            cells = [2**24, *codes[level][slot][column]]  # the first has none ahead
+            expected[layer, expert, cells[row], cells[row + 1]] += int(alive[level, slot])
+    for layer in range(2):
+        own = choices.counts.bigrams(layer)
+        for *key, n in zip(own.experts, own.previous, own.tokens, own.counts, strict=True):
+            expected[layer, *key] -= n
+    assert not any(expected.values())
+    assert choices.counts.tasks.sum((0, 2)).tolist() == [2 * 2 * 2 * 49] * 2  # two slots
+    cells = {0: "unseen", 1 << 16: "empty", 6 << 16: "red ball", 4 << 16 | 514: "locked blue door"}
+    assert [*map(cell_text, cells)] == [*cells.values()]
+
+
 class Balanced(PolicyModule):
     def losses(self, batch):
         return 0.0 * self.model(self.task_ids, *batch)[0].sum(), {}
@@ -120,6 +150,11 @@ def test_a_run_reports_balance_resumes_adapts_and_is_not_exported(tmp_path, monk
     assert [value > 0 for value in z.values()] == [True, True]
     assert column(whole.metrics, "tokens/load_entropy")
     model, _ = load_policies(whole.path)
+    counts = read_token_record(whole.path).counts  # over all 4 episodes, greedy and sampled
+    steps = [float(x["score"]) for x in read_csv(whole.results) if x["metric"] == "steps"]
+    assert counts.sum((0, 2)).tolist() == [
+        2 * 2 * 49 * 4 * (steps[x] + steps[3 + x]) for x in (0, 1)
+    ]
     assert all(layer.router.bias.value.any() for layer in model.base.experts)
     given = ["-c", str(config), "--from", str(whole.path)]
     assert adapt.main(given) == 0

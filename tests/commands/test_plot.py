@@ -107,7 +107,7 @@ def test_tasks_without_categories_are_drawn_without_agreement(write_run, tmp_pat
     assert run(folder) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "AMI" not in printed
-    assert "no categories: TASKS.csv has fewer than two" in printed
+    assert "no categories: the tasks have fewer than two" in printed
     assert not (folder / "plots" / "statistics_over_training.png").exists()
 
 

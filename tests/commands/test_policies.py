@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -17,11 +18,14 @@ pytest.importorskip("minigrid", reason="needs the extra `babyai`")
 
 from mttl.__main__ import main
 from mttl.adaptation import search as search_module
-from mttl.babyai.build_policy import build_policies
-from mttl.commands import adapt, babyai_film, compare, search, train
+from mttl.analysis.explore.run_facts import read_films
+from mttl.babyai.build_policy import build_policies, load_policies
+from mttl.babyai.evaluate import play_levels
+from mttl.commands import ablate, adapt, babyai_film, compare, search, train
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.load import load_any_config
 from mttl.io.errors import ConfigError, MttlError
+from mttl.routing.task.fixed import GivenRows
 from mttl.runtime.command import run_command
 
 CUSTOM = """
@@ -59,7 +63,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_levels_of_three_sources_are_trained_and_their_episodes_end(files: Path) -> None:
+def test_levels_of_three_sources_are_trained_and_their_episodes_end(files, refused) -> None:
     """A policy that does nothing useful stops after `rl.evaluation.max_steps`."""
     run, custom = files / "runs" / "run", f"{files / 'own.py'}:Small"
     assert json.loads((run / "skills" / "tasks.json").read_text()) == [
@@ -71,8 +75,27 @@ def test_levels_of_three_sources_are_trained_and_their_episodes_end(files: Path)
     steps = [float(row["score"]) for row in rows if row["metric"] == "steps"]
     assert max(steps) == 5.0
     out = files / "own.gif"
-    assert babyai_film.main([str(run), "--level", custom, "--out", str(out)]) == 0
-    assert out.is_file()
+    given = [str(run), "--level", custom]
+    assert babyai_film.main([*given, "--out", str(out)]) == 0
+    assert "already exists; choose another" in refused(babyai_film.main, *given, "--out", str(out))
+    assert babyai_film.main([*given, "--level", MINIGRID]) == 0
+    assert [len(read_films(run, level)) for level in (custom, MINIGRID, "GoToObjS4")] == [1, 1, 0]
+
+
+def test_ablation_plays_levels_with_a_hole_in_their_rows(files, tmp_path, refused) -> None:
+    run = str(files / "runs" / "run")
+    assert ablate.main([run, "--out", str(tmp_path), "--rows", "3"]) == 0
+    file = np.load(tmp_path / "ablation.npz")
+    for skill in (0, 2):
+        model, levels = load_policies(run)
+        rows = model.router.matrix().detach()
+        rows[..., file["pairs"][0, skill]] = 0
+        model.router = GivenRows(rows)
+        played = play_levels(model, levels, n_episodes=3, max_steps=5, seed=4, choose="greedy")
+        for name, values in (("scores", played.success), ("losses", played.steps)):
+            after = file[f"{name}_before"] + file[name][0, :, skill]
+            np.testing.assert_allclose(after, values.mean(1))
+    assert "has policies; remove --loss" in refused(ablate.main, run, "--loss")
 
 
 def test_a_class_that_only_a_saved_file_names_is_not_imported(files: Path) -> None:

@@ -96,9 +96,6 @@ def test_what_cannot_be_filmed_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]', or write a .gif"):
         film([Episode(LEVEL, SEED, ACTIONS)], tmp_path / "episode.mp4")
-    message = "the episode of 'GoToLocal' with seed 3 ends after 64 actions; got 65"
-    with pytest.raises(ValueError, match=message):
-        film([Episode(LEVEL, SEED, [6] * 65)], tmp_path / "episode.gif")
     assert not list(tmp_path.iterdir())
 
 

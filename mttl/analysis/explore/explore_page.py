@@ -128,7 +128,7 @@ def _run(view: RoutingView, first: RoutingView | None) -> dict[str, Any]:
         "means": _packed(means),
         "places": [[_short(point) for point in step] for step in places],
         "ablation": _ablation(record, pairs),
-        "tokens": None if view.tokens is None else token_data(view.tokens),
+        "tokens": None if view.tokens is None else token_data(view.tokens, policies=view.policies),
     }
 
 

@@ -5,6 +5,7 @@ They raise `CheckpointError` for damaged files.
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from envs.levels import file_name
 from mttl.analysis.routing_record import read_arrays, read_metrics
 from mttl.analysis.saved_scores import saved_scores
 from mttl.io.record import Record
@@ -119,7 +121,7 @@ def read_films(folder: Path, level: str) -> list[Facts]:
     return [
         {"name": path.stem, "gif": base64.b64encode(path.read_bytes()).decode("ascii")}
         for path in sorted((folder / "plots" / "films").glob("*.gif"))
-        if path.stem.partition("-")[0] == level
+        if re.fullmatch(rf"{re.escape(file_name(level))}(-\d+)?", path.stem)
     ]
 
 

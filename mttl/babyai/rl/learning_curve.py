@@ -24,17 +24,13 @@ class EpisodeLog:
     those of unfinished episodes.
     """
 
-    episodes: Int[np.ndarray, "T"]
-    frames: Int[np.ndarray, "T"]
-    last: Float[np.ndarray, "T window 3"]
-
     def __init__(self, levels: Sequence[str], window: int = 100) -> None:
         self.levels = tuple(levels)
         self.window = window
-        self.episodes = np.zeros(len(levels), dtype=np.int64)
-        self.frames = np.zeros(len(levels), dtype=np.int64)
+        self.episodes: Int[np.ndarray, "T"] = np.zeros(len(levels), dtype=np.int64)
+        self.frames: Int[np.ndarray, "T"] = np.zeros(len(levels), dtype=np.int64)
         # Success, reward and steps of the last episodes; episode e is at index e % window.
-        self.last = np.zeros((len(levels), window, 3))
+        self.last: Float[np.ndarray, "T window 3"] = np.zeros((len(levels), window, 3))
 
     def update(
         self,

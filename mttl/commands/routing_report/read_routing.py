@@ -13,8 +13,10 @@ from mttl.analysis.routing_view import RoutingView
 from mttl.analysis.token_record import TokenRoutingRecord, read_token_record
 from mttl.assembly import saved_settings
 from mttl.assembly.model import Built, load_run
+from mttl.babyai.build_policy import load_policies
 from mttl.checkpoints.inventory_files import find_inventory
 from mttl.checkpoints.saved_inventory import read_inventory
+from mttl.commands.name_checks import has_policies
 from mttl.config.babyai_schema import BabyAIConfig
 from mttl.config.capabilities import require_features
 from mttl.config.load import load_any_config
@@ -88,8 +90,12 @@ def with_adapted(
     """
     tasks, weights, likely = [*record.tasks], [record.weights], [record.probabilities]
     for folder in adapted:
-        built = load_run(folder, run=record.folder, backbone=backbone)
-        router = built.model.router
+        if has_policies(folder):
+            model, (task,) = load_policies(folder, record.folder)
+        else:
+            built = load_run(folder, run=record.folder, backbone=backbone)
+            model, (task,) = built.model, built.tasks
+        router = model.router
         row = as_rows(router.matrix()).astype(np.float64)
         if row.shape[::2] != record.weights.shape[::2]:
             own, whole = row.shape, record.weights.shape
@@ -97,7 +103,6 @@ def with_adapted(
                 f"'{folder}' has a router with {own[0]} groups and {own[2]} skills, but "
                 f"'{record.folder}' has {whole[0]} and {whole[2]}; they cannot be compared"
             )
-        (task,) = built.tasks
         parts = Path(folder).resolve().parts
         names = (task, *("/".join(parts[-n:]) for n in range(1, len(parts) + 1)))
         tasks.append(next(name for name in names if name not in tasks))
@@ -176,9 +181,9 @@ def open_run(
     """
     config = read_settings(run)
     if not isinstance(config, Config):
-        raise CheckpointError(
-            f"'{run}' has no config.yaml of text-to-text tasks, so its rows are unknown: {advice}"
-        )
+        why = "no config.yaml of text-to-text tasks, so its rows are unknown"
+        why = "policies, which have no rows" if config else why
+        raise CheckpointError(f"'{run}' has {why}: {advice}")
     built, gym = load_run(run, backbone=backbone), open_gym(config)
     module = TextToTextModule(
         *(built.model, built.tokenizer, {task: gym.metric(task) for task in built.tasks}),

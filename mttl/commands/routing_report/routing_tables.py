@@ -120,7 +120,7 @@ def comparison_table(
         agreement = category_agreement(view.similarity[np.ix_(known, known)], categories)
         add(f"clusters of tasks and their {n_categories} categories (AMI)", agreement)
     else:
-        notes.append("no categories: TASKS.csv has fewer than two")
+        notes.append("no categories: the tasks have fewer than two")
     for name, values in factors.items():
         what = f"clusters of tasks and the {len(set(values))} values of {name} (AMI)"
         add(what, category_agreement(view.similarity, values))
