@@ -142,10 +142,15 @@ class LocalVectorEnv(VectorEnv):
             saved = state["slots"][place[0]][place[1]]
             game.episode, game.start = saved["episode"], saved["start"]
             self._reset(place)
+            ended = False
             for action in saved["actions"]:
-                self._show(place, self._play(place, int(action))[0])
+                if ended:
+                    break
+                seen, _, done, late = self._play(place, int(action))
+                ended = done or late
+                self._show(place, seen)
             game.actions = saved["actions"]
-            if self._digest(place) != saved["seen"]:
+            if ended or self._digest(place) != saved["seen"]:
                 raise ValueError(
                     "this version of minigrid generates another episode of level "
                     f"'{self.levels[place[0]]}' than the saved one. Install the version with which "

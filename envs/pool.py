@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from envs.interface import Observation, Transition, VectorEnv, slot_seed
+from envs.interface import Observation, SimulationError, Transition, VectorEnv, slot_seed
 from envs.levels import LEVELS, LevelError
 from envs.local import SLOT, observation_of
 from envs.vocabulary import encode
@@ -95,8 +95,13 @@ class PoolVectorEnv(VectorEnv):
 
         Envpool starts the next episode in the next step, whose action it ignores. Here the
         environments that need it take that step at once.
+
+        Raises:
+            SimulationError: If `reset` was not called, or an earlier step was interrupted.
         """
-        pools = self._pools
+        pools, self._pools = self._pools, []  # pools cannot continue after an interrupt
+        if not pools:
+            raise SimulationError("there are no episodes, or a step was interrupted: call reset")
         observation = self._blank()
         reward = np.empty(actions.shape, np.float32)
         terminated, truncated = np.empty(actions.shape, bool), np.empty(actions.shape, bool)
@@ -117,6 +122,7 @@ class PoolVectorEnv(VectorEnv):
         for row in rows:
             self._show(observation, row, pools[row].recv()[0], ended[row])
         observation.mission[:] = self._missions
+        self._pools = pools
         return Transition(observation, reward, terminated, truncated)
 
     def close(self) -> None:

@@ -179,7 +179,10 @@ def test_all_parts_take_part(config: Path, tmp_path: Path) -> None:
         ("data.metrics={twic: EM}", r"data\.metrics: the folder .* has no task 'twic'\. Did you"),
         ("trainer.callbacks=[{kind: 'own_all:Count'}]", r"callbacks\.0\.file: is missing"),
         ("router={kind: 'own_all:Odd', kind_of: x}", r"ZeroDivisionError: .*own_all\.py, line"),
-        ("router={kind: 'own_all:Odd', kind_of: value}", "^section router: kind_of is odd"),
+        (
+            "router={kind: 'own_all:Odd', kind_of: value}",
+            r"^section router \(own_all:Odd\): kind_of is odd",
+        ),
         ("router={kind: 'own_all:Odd', kind_of: shape}", r"' returns weights of shape \(12, 1, 1,"),
         ("router={kind: 'own_all:Asks'}", "has the argument 'weather'; allowed after task_ids are"),
         (

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envs.levels import file_name
 from mttl.checkpoints.inventory_files import inventory_folder
 from mttl.io.errors import (
     CheckpointError,
@@ -55,7 +56,8 @@ def check_run_task(task: str | None, *runs: str | Path) -> None:
         named = ", ".join(f"'{run}'" for run in runs)
         what = "level" if all(map(has_policies, runs)) else "task"
         advice = nearest(task, tasks) or f" It has {some(tasks)}."
-        if kept := [folder for run in runs for folder in Path(run).glob(f"*/models/{task}-*-*")]:
+        own = f"*/models/{task}-*-*" if what == "task" else f"*/models/{file_name(task)}-*"
+        if kept := [folder for run in runs for folder in Path(run).glob(own)]:
             advice = f" Its adapted model is in '{kept[0]}': name it, or add it by --adapted."
         raise TaskError(f"{named} has no {what} '{task}'.{advice}")
 

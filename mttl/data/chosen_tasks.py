@@ -3,14 +3,13 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mttl.config.data_schema import Data
 from mttl.config.load import find_file, resolve_folder
 from mttl.config.schema import Config
 from mttl.io.errors import TaskError
-from mttl.io.files import THREADS, locked, new_folder
+from mttl.io.files import locked, new_folder
 from mttl.io.reading import require_file
 from mttl.io.record import check
 from mttl.tasks.folder import Gym
@@ -54,13 +53,10 @@ def open_gym(config: Config, samples: Sequence[int] | None = None) -> Gym:
         with locked(folder.with_suffix(".lock")):
             if not folder.exists():
                 tasks = load_tasks(str(data.tasks))
-                with new_folder(folder) as making, ThreadPoolExecutor(THREADS) as pool:
-
-                    def convert(task: Task) -> None:
+                with new_folder(folder) as making:
+                    for task in tasks.values():
                         (making / task.name).mkdir()
                         write_samples(task, making / task.name, samples or data.samples)
-
-                    list(pool.map(convert, tasks.values()))
                     update_task_table(making, tasks.values())
                 _log.info("converted the tasks %s", ", ".join(tasks))
     return Gym(folder, data.metrics, data.tasks or "")

@@ -27,7 +27,8 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, renamed to ``path`` on success.
 
-    The file is flushed to disk first, so that after a crash it is the old or the new one.
+    The file is flushed to disk first, so that after a crash it is the old or the new one; in a
+    `new_folder`, all files are flushed together at its end.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     mode = temporary.stat().st_mode
     try:
         yield temporary
-        _flush(temporary)
+        if all(parent.suffix != PART for parent in target.parents):
+            _flush(temporary)
         temporary.chmod(mode)  # safetensors creates private files
         temporary.replace(target)
     finally:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -103,9 +104,15 @@ def search_file(
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip: bool = True) -> str:
     """Return the text of ids, with none for special ones (``skip``) and those of no token."""
     if max(ids, default=0) >= len(tokenizer):
-        known = set(tokenizer.get_vocab().values())
+        known = _ids(tokenizer, len(tokenizer))
         ids = [token for token in ids if token in known]
     return str(tokenizer.decode(ids, skip_special_tokens=skip))
+
+
+@lru_cache(maxsize=4)
+def _ids(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> frozenset[int]:
+    """Return the ids of a tokenizer of so many tokens."""
+    return frozenset(tokenizer.get_vocab().values())
 
 
 def generate_texts(

@@ -142,7 +142,11 @@ def test_the_settings_of_optimizers_arrive() -> None:
         ("", "backbone.tokenizer=./nowhere", "backbone.tokenizer ('./nowhere') is neither a"),
         ("router/expert.yaml", "router.matrix=nowhere.csv", "'nowhere.csv' does not exist"),
         ("router/expert.yaml", "router.matrix=expert_lexical", "Did you mean 'router/expert_lex"),
-        ("router/expert.yaml", "skills.n_skills=8", "section router: 'router/expert_lexical.csv'"),
+        (
+            "router/expert.yaml",
+            "skills.n_skills=8",
+            "section router (expert): 'router/expert_lexical.csv'",
+        ),
         ("router/retrieval.yaml", "router.top_k=1", "'retrieval': it needs trained members of a"),
         ("router/arrow.yaml", "run.seed=1", "'arrow': it needs trained members of a library. Make"),
         ("router/token_example.yaml", "moe.stacks=[decoder]", "cannot route a causal decoder"),

@@ -201,7 +201,7 @@ def test_mistakes_end_in_a_message(place: Path, tmp_path: Path, refused) -> None
         ),
         (
             ["-c", f"{place / 'tiny.yaml'}+router/retrieval.yaml", "--members", "copy", "number"],
-            "section router: top_k (3) must be at most n_skills (2)",
+            "section router (retrieval): top_k (3) must be at most n_skills (2)",
         ),
     ):
         assert message in refused(LIBRARY.main, "run", place / "skills", *words, *out)

@@ -3,11 +3,13 @@
 import pickle
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from envs.demonstrations import _BoundedBot
+from envs.interface import SimulationError
 from envs.levels import PAPER_LEVELS, LevelError
 from envs.pool import PoolVectorEnv
 from envs.vocabulary import encode
@@ -82,13 +84,24 @@ def test_success_with_the_last_action_is_success() -> None:
     assert reward == pytest.approx(0.1)
 
 
-def test_a_reset_starts_again_and_a_state_is_refused() -> None:
+def test_misuse_and_a_step_after_an_interrupted_one_are_told() -> None:
     env = make()
+    action = random_actions(1)[0]
+    with pytest.raises(SimulationError, match=r"there are no episodes, .*: call reset"):
+        env.step(action)
     with pytest.raises(NotImplementedError, match=r"cannot be saved.* backend 'minigrid'"):
         env.state()
     first = env.reset()
-    env.step(random_actions(1)[0])
+    env._pools[1].recv = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(action)
+    with pytest.raises(SimulationError, match="a step was interrupted: call reset"):
+        env.step(action)
     assert pickle.dumps(env.reset()) == pickle.dumps(first)
+    env.step(action)
+    env.close()
+    with pytest.raises(SimulationError, match="call reset"):
+        env.step(action)
 
 
 def test_what_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_a_worker_that_dies_or_raises_names_its_place() -> None:
     state = env.state()
     with pytest.raises(SimulationError, match=r"level 'GoToLocalS5N2', slot 0, .*seed \d+: Value"):
         env.step(np.full((3, N_SLOTS), 9))  # there is no such action
-    state["slots"][2][1]["actions"] += "0"  # another turn
+    state["slots"][2][1]["actions"] += "6" * 9999
     with pytest.raises(ValueError, match="another episode of level 'OpenRedDoor'"):
         env.load_state(state)
     os.kill(pids[1], signal.SIGKILL)

@@ -90,6 +90,16 @@ def test_a_new_folder_is_whole_or_absent(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a") == ["out"]
 
 
+def test_files_of_a_new_folder_are_flushed_once(tmp_path, monkeypatch) -> None:
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_size))
+    with new_folder(tmp_path / "new") as folder:
+        write_text(folder / "a", "1")
+        write_text(folder / "b" / "c", "22")
+        assert flushed == []
+    assert sorted(flushed) == [1, 2]
+
+
 def test_a_folder_that_may_be_replaced_is(tmp_path) -> None:
     for content in ("first", "second"):
         with new_folder(tmp_path / "out", replace=True) as folder:
