@@ -132,4 +132,4 @@ def find_level(name: str) -> Level:
 
 def file_name(level: str) -> str:
     """Return the name of a level, such as "./file.py:Class", for use in file names."""
-    return re.sub(r"\W+", "-", level)
+    return re.sub(r"\W+", "-", level).strip("-")

@@ -1,5 +1,8 @@
 """The policy of one level, exported by `mttl export`; this file needs only torch and safetensors.
 
+    sys.path.insert(0, "FOLDER")
+    from policy import Player
+
     player = Player("FOLDER")
     logits = player(observation, begins=True)  # then False until the episode ends
 

@@ -117,6 +117,8 @@ def adapt_run(config: BabyAIConfig, options: Namespace, command: Sequence[str]) 
     model, _ = load_policies(options.source)
     skills = read_inventory(options.source).folder
     folder = Path(options.out or skills.absolute().parent / f"adapt-{config.adapt.mode}")
+    if not (folder / "results.jsonl").is_file():  # the settings of an adaptation that failed
+        (folder / "config.yaml").unlink(missing_ok=True)
     shared = ("trainer.precision", "trainer.gradient_clip_val")
     check_folder(folder, dump_config(config), inventory_digest(skills), shared=shared)
     status = Console(stderr=True)

@@ -103,7 +103,7 @@ def use_and_effect(view: "RoutingView", found: "Ablation") -> str:
     text = "Weights and the effect of removing a skill"
     if min(weights.std(), harm.std()) > 0:
         text += f" correlate {np.corrcoef(weights.ravel(), harm.ravel())[0, 1]:.2f}"
-    same = int((weights.argmax(1) == harm.argmax(1)).sum())
+    same = int(((weights.argmax(1) == harm.argmax(1)) & (harm.max(1) > 0)).sum())
     return (
         f"{text}; for {same} of {n_tasks} tasks the skill with the largest weight also has the "
         f"largest effect (1 of {n_skills} expected by chance)"

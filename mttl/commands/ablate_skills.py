@@ -111,7 +111,7 @@ def _of_rows(run: Path, options: Namespace) -> "_Study":
 def _of_levels(run: Path, config: BabyAIConfig, options: Namespace) -> "_Study":
     """Return the study of policies on evaluation episodes: mean steps are the loss."""
     if options.loss or options.backbone:
-        raise ConfigError(f"'{run}' has policies; remove --loss and --backbone")
+        raise ConfigError(f"'{run}' has policies; leave out --loss and --backbone")
     from mttl.babyai.build_policy import load_policies
     from mttl.babyai.evaluate import play_levels
 

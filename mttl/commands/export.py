@@ -161,7 +161,7 @@ def _export_policy(options: argparse.Namespace) -> None:
     from mttl.babyai.export_policy import export_policy
 
     export_policy(options.run, options.task, options.out)
-    say(f"The policy is in {options.out}; its policy.py shows how to use it")
+    say(f"The policy is in {options.out}; the end of its policy.py shows how to play it")
 
 
 def exports(built: "Built", options: argparse.Namespace, base: str) -> Iterator[Export]:

@@ -98,7 +98,7 @@ def test_a_job_that_diverges_has_no_result_and_the_others_go_on(run, monkeypatch
 def test_a_saved_policy_plays_as_it_did_after_adaptation(run: Path, mode: AdaptMode) -> None:
     out = run.parent / f"saved-{mode}"
     given = ["--out", str(out), "--save", "-k", f"adapt.mode={mode}", "adapt.seeds=[1]"]
-    assert finetune(run, *given) == 0
+    assert finetune(run, *given, "rl.evaluation.n_episodes=4") == 0
     result = json.loads((out / "results.jsonl").read_text())
     model, levels = load_policies(out / "models" / "GoToObj-1")
     for choose in ("greedy", "sampled"):

@@ -95,7 +95,7 @@ def test_ablation_plays_levels_with_a_hole_in_their_rows(files, tmp_path, refuse
         for name, values in (("scores", played.success), ("losses", played.steps)):
             after = file[f"{name}_before"] + file[name][0, :, skill]
             np.testing.assert_allclose(after, values.mean(1))
-    assert "has policies; remove --loss" in refused(ablate.main, run, "--loss")
+    assert "has policies; leave out --loss" in refused(ablate.main, run, "--loss")
 
 
 def test_a_class_that_only_a_saved_file_names_is_not_imported(files: Path) -> None:

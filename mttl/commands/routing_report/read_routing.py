@@ -122,7 +122,7 @@ def task_categories(folder: Path, tasks: Sequence[str]) -> tuple[str, ...]:
     if settings is not None and not isinstance(settings, Config):
         from envs.levels import find_level
 
-        return tuple(" ".join(find_level(task).competencies) for task in tasks)
+        return tuple(" ".join(find_level(task).competencies) or "other" for task in tasks)
     known = {name: info.category for name, info in crossfit().items()}
     known |= gym_column(settings, "category")
     return tuple(known.get(task, UNKNOWN) for task in tasks)
