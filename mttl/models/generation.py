@@ -106,7 +106,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip: bool
     if max(ids, default=0) >= len(tokenizer):
         known = _ids(tokenizer, len(tokenizer))
         ids = [token for token in ids if token in known]
-    return str(tokenizer.decode(ids, skip_special_tokens=skip))
+    return str(tokenizer.decode([*ids], skip_special_tokens=skip))
 
 
 @lru_cache(maxsize=4)

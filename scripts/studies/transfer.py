@@ -374,8 +374,9 @@ def main(arguments: list[str] | None = None) -> int:
 def read_scores(path: Path) -> list[Score]:
     """Return the rows of the table of scores next to the settings."""
     with path.with_suffix(".csv").open(encoding="utf-8") as file:
-        rows = [list(row.values()) for row in csv.DictReader(file)]
-    return [Score(int(seed), *words, float(x), float(cpu)) for seed, *words, x, cpu in rows]
+        rows: list[Any] = list(csv.DictReader(file))
+    numbers = {"seed": int, "score": float, "cpu_minutes": float}
+    return [Score(**row | {key: kind(row[key]) for key, kind in numbers.items()}) for row in rows]
 
 
 def read_transfer(path: Path) -> TransferStudy:
