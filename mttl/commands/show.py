@@ -34,7 +34,8 @@ def main(options: argparse.Namespace) -> None:
     settings = settings_of(run)
     backbone = settings.get("backbone.name") or settings.get("backbone.model_type") or "policies"
     lines = [f"{run}: {status_of(run, settings)}", f"{method_of(settings)} on {backbone}"]
-    lines += [_adaptation(path) for path in sorted(run.glob("adapt-*/results.jsonl"))]
+    adapted = [*run.glob("results.jsonl"), *sorted(run.glob("adapt-*/results.jsonl"))]
+    lines += map(_adaptation, adapted)
     console.print("\n".join(lines), markup=False)
     cells: dict[tuple[str, str], dict[str, list[float]]] = {}
     files = RunFolder(run)
@@ -63,6 +64,8 @@ def status_of(run: Path, settings: Settings) -> str:
     folder = RunFolder(run)
     if (folder.skills / "meta.json").is_file():
         return "finished"
+    if (run / "results.jsonl").is_file():
+        return "adaptations of a run"
     rows = read_table(folder.metrics, CheckpointError, ["step"]) if folder.metrics.is_file() else []
     step, total = (rows[-1]["step"] if rows else 0), settings.get("trainer.max_steps", -1)
     state = "training" if _in_use(run / ".lock") else "unfinished"

@@ -54,6 +54,8 @@ def test_runs_are_listed_with_scores_sizes_and_status(runs: Path, capsys) -> Non
 
 
 def test_a_run_is_shown_with_its_tasks_baselines_and_adaptations(runs: Path, capsys) -> None:
+    assert show.main([str(runs / "whole" / "adapt-all")]) == 0
+    assert "adaptations of a run" in capsys.readouterr().out
     assert show.main([str(runs / "whole")]) == 0
     printed = capsys.readouterr().out
     assert f"{runs / 'whole'}: finished" in printed.replace("\n", "")
