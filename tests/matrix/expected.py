@@ -25,7 +25,7 @@ FEATURES = {
 AFTER = "not trained"
 OWN = "ladder|krona_block|adapter_stacked|mam|s4|lora_parallel|unipelt|prefix|adapter_parallel"
 OWN += "|invertible|madx"
-WHOLE = "dense|diff_pruning|intrinsic|sparse|far|masked_sparse|supermask|head_mask"
+WHOLE = "dense|diff_pruning|dora|vera|intrinsic|sparse|far|masked_sparse|supermask|head_mask"
 # Files and backbone, columns, and what the message says.
 RULES = (
     (r"skills/(ia3|s4)\.yaml llama", "train plan", "matches no"),
