@@ -164,7 +164,7 @@ def adapt_to(
     if METRICS.is_plugin(metric):
         find_class(METRICS, metric, trusted=True)
     training, development = split_examples(examples, dev)
-    left_out = dev is None and len(examples) < 8
+    left_out = dev is None and len(examples) < 8  # all are for training
     inventory = inventory_digest(read_inventory(run).folder)
     built = load_run(run, backbone=backbone)
     if built.form.descriptions != (description is not None):

@@ -262,7 +262,7 @@ def token_data(record: TokenRoutingRecord, *, policies: bool = False) -> dict[st
         numbers = (
             f"Load entropy {evenness[number]:.3f} of 1; dropped {record.dropped[number]:.1%}. "
             f"Entropy of the choice {record.expert_bits[number]:.2f} bits; mutual information with "
-            f"the task {record.task_bits[number]:.2f}, with the token before "
+            f"the task {record.task_bits[number]:.2f}, with the previous token "
             f"{record.previous_bits[number]:.2f}, with the token {record.token_bits[number]:.2f}."
         )
         curve = [] if history is None else history.load[:, number].T.astype(float).round(4).tolist()
@@ -271,7 +271,7 @@ def token_data(record: TokenRoutingRecord, *, policies: bool = False) -> dict[st
         f"{len(record.layers)} layers of {record.counts.shape[2]} experts. Percentages are the "
         "expert's share of a token's choices in the layer."
     )
-    cells = " A token is the content of a cell, and the token before it is the next cell ahead."
+    cells = " A token is the content of a cell, and the previous token is the next cell ahead."
     what += cells * policies
     steps = [] if history is None else history.steps.tolist()
     return {"what": what, "steps": steps, "layers": layers}

@@ -1,6 +1,6 @@
 """Counts of the experts that the cells of views choose while policies play.
 
-In the record, a token is the content of a cell, and the token before it is the next cell ahead.
+In the record, a token is the content of a cell, and the previous token is the next cell ahead.
 """
 
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ skills in use, and statistics of every group of layers. --adapted adds adapted t
 --gradients computes cosines between the tasks' gradients with respect to the skills: gradients.csv,
 a figure and a table. If tokens choose experts, there are also figures of the experts' loads, of
 what determines the choice, and of the tokens of each expert; of policies, a token is the content of
-a cell, and the token before it the next cell ahead. A run made from a library has no
+a cell, and the previous token the next cell ahead. A run made from a library has no
 counts yet; --count computes them on rows of its tasks. If TASKS.csv has a column `factors`
 (language=de operation=date), a table shows how well matched skills recover them, with a permutation
 test. Groups of layers number their skills independently, so means over many groups are not

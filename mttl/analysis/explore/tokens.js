@@ -16,7 +16,7 @@ function drawExperts(run) {
       fill(canvas, { role: "img", "aria-label": "Load of every expert over training" }, []);
       loads.replaceChildren(html("p", {}, `Load by expert (rows) and step (columns, from ${tokens.steps[0]} to ${tokens.steps.at(-1)}):`), canvas);
     }
-    const head = ["expert", "load", "tokens that chose it most often (commonest token before)", "commonest tokens before"];
+    const head = ["expert", "load", "tokens that chose it most often (commonest previous token)", "commonest previous tokens"];
     table.replaceChildren(html("tr", {}, ...head.map((text) => html("th", { scope: "col" }, text))),
       ...layer.experts.map((expert, number) => html("tr", {}, html("th", { scope: "row" }, String(number)), ...[expert.load, expert.tokens, expert.previous].map((text) => html("td", {}, text)))));
   }

@@ -235,7 +235,7 @@ class NoisyTopKRouter(TokenRouter):
         noisy, load = clean, None
         if self.training:
             spread = nn.functional.softplus(tokens.states @ self.noise_weight.float().t())
-            deviation = spread + 1e-2
+            deviation = spread + 1e-2  # never without noise
             noisy = clean + torch.randn_like(clean) * deviation
             load = expected_load(clean, noisy, deviation, self.top_k).sum(0)
         chosen = noisy.topk(self.top_k, dim=-1).indices
